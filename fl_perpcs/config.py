@@ -1,0 +1,416 @@
+"""The typed run config: one place for names, defaults, ranges and what cannot be combined.
+
+Keys are written as in ``[tool.flwr.app.config]``: ``assembly.top-k`` is ``config.assembly.top_k``.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fl_perpcs.errors import PerPcsError
+
+Value = str | int | float | bool
+
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Rate = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class ConfigError(PerPcsError):
+    """A run config that cannot be run; lists every problem at once."""
+
+    def __init__(self, problems: list[str]) -> None:
+        self.problems = problems
+        lines = "\n".join(f"  - {problem}" for problem in problems)
+        super().__init__(f"the run config has {len(problems)} problem(s):\n{lines}")
+
+
+class Section(BaseModel):
+    """A table of the config: kebab-case outside, unknown keys refused, immutable."""
+
+    model_config = ConfigDict(
+        alias_generator=lambda name: name.replace("_", "-"),
+        populate_by_name=True,
+        extra="forbid",
+        frozen=True,
+    )
+
+
+class RunSection(Section):
+    """Where the run is kept and how long it waits."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "demo"
+    """Names the run folder."""
+    dir: str = ""
+    """The run folder, absolute. Empty: ``$PERPCS_HOME/runs/<name>-<time>``."""
+    timeout: Rate = 3600.0
+    """Seconds without any reply after which a phase fails."""
+    window: Positive = 16
+    """Messages under way at once."""
+
+
+class StrategySection(Section):
+    """Which strategy runs."""
+
+    name: str = "per-pcs"
+    """A name in ``strategies.REGISTRY`` or an import path ``package.module:name``."""
+
+
+class LMSection(Section):
+    """The base LLM."""
+
+    name: str = "tiny"
+    """``tiny`` (embedded), ``smollm2`` (after ``perpcs fetch smollm2``), a Hugging Face
+    model name or a folder."""
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Type of the frozen weights; adapters and gates are trained in float32."""
+    device: str = "auto"
+    """``auto`` (a GPU if the worker was given one), ``cpu``, ``cuda``, ``cuda:1`` …"""
+    max_length: Annotated[int, Field(ge=16)] = 128
+    """Tokens of a training example; longer inputs are shortened, responses never."""
+    trust_remote_code: bool = False
+    """Allow code from a model's repository to run."""
+
+
+class DataSection(Section):
+    """Where users come from."""
+
+    source: str = "personas"
+    """``personas`` (synthetic) or ``debian-synopsis``."""
+    folder: str = ""
+    """The source's files, absolute; empty: where ``perpcs fetch`` puts them."""
+    users: Positive = 44
+    """Synthetic users (``personas`` only)."""
+    communities: Positive = 4
+    """Communities of synthetic users (``personas`` only)."""
+    history: Annotated[int, Field(ge=4)] = 48
+    """Mean history items of a synthetic user (``personas`` only)."""
+    queries: Positive = 20
+    """Queries of each user."""
+
+
+class RolesSection(Section):
+    """How many users play which role; the roles are disjoint."""
+
+    base: Count = 12
+    """Base users adapt the base LLM to the task."""
+    candidates: Positive = 24
+    """Candidates may be selected as sharers."""
+    targets: Positive = 8
+    """Targets assemble an adapter from the pool and are evaluated."""
+    order: Literal["random", "activity"] = "random"
+    """``activity``: the most active users are targets (as published)."""
+    max_history: Count = 0
+    """Only the last items of each history are used; 0: all."""
+
+
+class LoraSection(Section):
+    """The adapters."""
+
+    rank: Positive = 8
+    alpha: Rate = 8.0
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    target_modules: str = "q_proj,k_proj,v_proj,o_proj"
+    """Module names, comma-separated; a site is one of them in one layer."""
+    init: Literal["shared", "own"] = "shared"
+    """``shared``: every adapter starts from the same A; ``own``: one A per user."""
+
+
+class FitSection(Section):
+    """A training job."""
+
+    lr: Rate = 1e-2
+    steps: Positive = 60
+    batch_size: Positive = 8
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    clip: Rate = 0.3
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Learning rate over the steps; linear and cosine decay to 0 and stay there."""
+    accumulate: Positive = 1
+    """Batches whose gradients make one step."""
+
+
+class AdapterSection(FitSection):
+    """Adapters of sharers (and of targets, for the one-adapter-per-user reference)."""
+
+
+class GatesSection(FitSection):
+    """Gates, trained on frozen adapters."""
+
+
+class AdaptationSection(FitSection):
+    """Base LLM adaptation."""
+
+    mode: Literal["federated", "none", "load"] = "federated"
+    strategy: str = "flwr.serverapp.strategy:FedAvg"
+    """Import path of any Flower strategy; each base user is a node to it."""
+    rounds: Positive = 3
+    steps: Positive = 15
+    """Steps of each user in each round."""
+    fraction_train: Share = 1.0
+    fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    adapter: str = ""
+    """A PEFT folder, absolute, for ``mode = "load"``."""
+
+
+class SharersSection(Section):
+    """Which candidates share, and how much."""
+
+    count: Positive = 12
+    selection: Literal["k-means", "most-active", "random"] = "k-means"
+    """``k-means``: the most active user of each cluster of history embeddings."""
+    min_history: Count = 11
+    """Fewer history items than this and a user is not selected."""
+    ratio: Share = 1.0
+    """Share of its pieces that a sharer shares."""
+
+
+class AssemblySection(Section):
+    """How a target chooses pieces and merges them."""
+
+    merge: Literal["factor", "delta"] = "factor"
+    """``factor``: (Σ wB)(Σ wA), as published; ``delta``: Σ wBA, exact, of rank k·r."""
+    selection: Literal["top-k", "top-p", "sample", "sample-top-p"] = "top-k"
+    top_k: Positive = 3
+    temperature: Rate = 1.0
+    """τ of the softmax over the chosen scores."""
+    top_p: Share = 0.9
+    """Probability mass kept (``top-p`` and ``sample-top-p``)."""
+    sample_top_k: Positive = 10
+    """Highest-scoring pieces that ``sample`` draws ``top-k`` from."""
+    sample_temperature: Rate = 1.0
+    """τ of the distribution that is cut or sampled."""
+    batch_size: Positive = 8
+    max_history: Count = 0
+    """History items that are looked at, the last ones; 0: all."""
+
+
+class EvaluationSection(Section):
+    """What is evaluated on the targets' queries."""
+
+    methods: str = "base,assembled,oppu"
+    """Comma-separated: ``base`` LLM, ``assembled`` adapter, ``oppu`` (one adapter per user)."""
+    batch_size: Positive = 16
+    generate: bool = True
+    """Generate answers for the task's metrics; off: response loss alone."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0: greedy. Published: 0.1 with top-p 0.9."""
+    top_p: Share = 0.9
+
+
+class FederationSection(Section):
+    """The simulated federation that ``perpcs run`` starts.
+
+    Plain ``flwr run`` takes the same numbers with ``--federation-config``.
+    """
+
+    num_supernodes: Positive = 4
+    client_cpus: Annotated[float, Field(gt=0)] = 1.0
+    """CPUs of one worker; workers = CPUs / this."""
+    client_gpus: Annotated[float, Field(ge=0)] = 0.0
+    """GPUs of one worker, fractions allowed."""
+
+
+class Config(Section):
+    """A whole run."""
+
+    seed: Count = 0
+    run: RunSection = RunSection()
+    strategy: StrategySection = StrategySection()
+    lm: LMSection = LMSection()
+    data: DataSection = DataSection()
+    roles: RolesSection = RolesSection()
+    lora: LoraSection = LoraSection()
+    adaptation: AdaptationSection = AdaptationSection()
+    sharers: SharersSection = SharersSection()
+    adapter: AdapterSection = AdapterSection()
+    gates: GatesSection = GatesSection()
+    assembly: AssemblySection = AssemblySection()
+    evaluation: EvaluationSection = EvaluationSection()
+    federation: FederationSection = FederationSection()
+
+    @property
+    def target_modules(self) -> list[str]:
+        """The adapted modules' names."""
+        return _words(self.lora.target_modules)
+
+    @property
+    def methods(self) -> list[str]:
+        """The evaluated methods' names."""
+        return _words(self.evaluation.methods)
+
+    def flat(self) -> dict[str, Value]:
+        """Return the config as Flower writes it: ``{"assembly.top-k": 3, ...}``."""
+        return _flatten(self.model_dump(by_alias=True))
+
+
+METHODS = ("base", "assembled", "oppu")
+
+
+def load_config(values: Mapping[str, Value]) -> Config:
+    """Check a flat run config as a whole.
+
+    Parameters
+    ----------
+    values : mapping of str to str, int, float or bool
+        As in ``context.run_config``; missing keys take their defaults.
+
+    Returns
+    -------
+    Config
+
+    Raises
+    ------
+    ConfigError
+        Listing every unknown key, bad value and impossible combination, with remedies.
+    """
+    known = known_keys()
+    problems = [_unknown_key(key) for key in values if key not in known]
+    nested = _nest({key: value for key, value in values.items() if key in known})
+    try:
+        config = Config.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(problems + [_describe(e) for e in error.errors()]) from None
+    problems += _conflicts(config)
+    if problems:
+        raise ConfigError(problems)
+    return config
+
+
+@cache
+def worker_config(values: tuple[tuple[str, Value], ...]) -> Config:
+    """Return :func:`load_config`, checked once in a worker process."""
+    return load_config(dict(values))
+
+
+def read_config_file(path: Path) -> dict[str, Value]:
+    """Read a TOML run config, nested or dotted, as flat keys.
+
+    Raises
+    ------
+    ConfigError
+        If the file is missing or is not TOML.
+    """
+    try:
+        with path.open("rb") as file:
+            return _flatten(tomllib.load(file))
+    except FileNotFoundError:
+        raise ConfigError([f"{path} does not exist; expected a TOML run config"]) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, IsADirectoryError) as error:
+        raise ConfigError([f"{path} is not a TOML run config: {error}"]) from None
+
+
+@cache
+def known_keys() -> frozenset[str]:
+    """Return every key of the run config."""
+    return frozenset(Config().flat())
+
+
+def _conflicts(config: Config) -> list[str]:
+    """Return what no single key shows: keys that do not go together."""
+    problems = []
+    roles, data, sharers = config.roles, config.data, config.sharers
+    if data.source == "personas":
+        needed = roles.base + roles.candidates + roles.targets
+        if needed > data.users:
+            problems.append(
+                f"roles.base + roles.candidates + roles.targets = {needed} users, but data.users ="
+                f" {data.users}; raise data.users to {needed} or lower a role"
+            )
+        if data.communities > data.users:
+            problems.append(
+                f"data.communities = {data.communities} is more than data.users = {data.users};"
+                " lower it"
+            )
+    if sharers.count > roles.candidates:
+        problems.append(
+            f"sharers.count = {sharers.count} is more than roles.candidates = {roles.candidates};"
+            " lower the first or raise the second"
+        )
+    if config.adaptation.mode == "federated":
+        if roles.base < 2:
+            problems.append(
+                f"roles.base = {roles.base}, but federated adaptation needs at least 2 base users;"
+                ' raise it or set adaptation.mode = "none"'
+            )
+        if ":" not in config.adaptation.strategy:
+            problems.append(
+                f"adaptation.strategy = {config.adaptation.strategy!r} is not an import path;"
+                ' expected "package.module:Class", for example "flwr.serverapp.strategy:FedAvg"'
+            )
+    if config.adaptation.mode == "load" and not config.adaptation.adapter:
+        problems.append(
+            'adaptation.mode = "load" needs adaptation.adapter, the absolute path of a PEFT folder'
+        )
+    for key, value in (
+        ("run.dir", config.run.dir),
+        ("data.folder", data.folder),
+        ("adaptation.adapter", config.adaptation.adapter),
+    ):
+        if value and not Path(value).is_absolute():
+            problems.append(
+                f"{key} = {value!r} is relative, but Flower runs the app in another folder;"
+                " give an absolute path"
+            )
+    unknown = [m for m in config.methods if m not in METHODS]
+    if unknown or not config.methods:
+        problems.append(
+            f"evaluation.methods = {config.evaluation.methods!r}; expected a comma-separated"
+            f" list out of {', '.join(METHODS)}"
+        )
+    if not config.target_modules:
+        problems.append("lora.target-modules is empty; name at least one module, such as q_proj")
+    if config.lm.dtype == "float16" and config.lm.device == "cpu":
+        problems.append(
+            'lm.dtype = "float16" cannot be trained on the CPU; use float32 or bfloat16'
+        )
+    if config.assembly.selection == "sample":
+        assembly = config.assembly
+        if assembly.top_k > assembly.sample_top_k:
+            problems.append(
+                f"assembly.top-k = {assembly.top_k} pieces cannot be drawn from"
+                f" assembly.sample-top-k = {assembly.sample_top_k}; raise the second"
+            )
+    return problems
+
+
+def _unknown_key(key: str) -> str:
+    close = difflib.get_close_matches(key, known_keys(), n=1)
+    hint = f"did you mean {close[0]}?" if close else "docs/config.md lists every key"
+    return f"{key} is not a key of the run config; {hint}"
+
+
+def _describe(error: Any) -> str:
+    key = ".".join(str(part) for part in error["loc"])
+    return f"{key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    flat: dict[str, Value] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flatten(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = value
+    return flat
+
+
+def _nest(flat: Mapping[str, Value]) -> dict[str, Any]:
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, leaf = key.split(".")
+        branch = tree
+        for parent in parents:
+            branch = branch.setdefault(parent, {})
+        branch[leaf] = value
+    return tree
