@@ -211,8 +211,8 @@ class FederationSection(Section):
     """
 
     num_supernodes: Positive = 4
-    client_cpus: Annotated[float, Field(gt=0)] = 1.0
-    """CPUs of one worker; workers = CPUs / this."""
+    client_cpus: Positive = 1
+    """CPUs of one worker; workers = CPUs / this. Flower takes whole numbers only."""
     client_gpus: Annotated[float, Field(ge=0)] = 0.0
     """GPUs of one worker, fractions allowed."""
 

@@ -7,7 +7,8 @@
 ``adaptation/``       the task adapter, a PEFT folder
 ``pool/``             the pool (:mod:`fl_perpcs.pool`)
 ``recipes.json``      the targets' recipes (:mod:`fl_perpcs.assembly`)
-``metrics.jsonl``     one line per user and phase
+``metrics.jsonl``     what each user reported in each phase; the same in every run
+``workers.jsonl``     seconds, process and base LLM loads behind each reply
 ``predictions/``      ``<method>.jsonl``: query, prediction and gold of each target
 ``results.json``      the result table
 ``report.html``       the report (:mod:`fl_perpcs.report`)
@@ -50,9 +51,13 @@ class Run:
         """Tell how far a phase is, in users."""
         self.event("phase", phase=phase, done=done, total=total)
 
-    def metrics(self, phase: str, user: str, **fields: Any) -> None:
-        """Append what a user reported in a phase to ``metrics.jsonl``."""
-        self._append("metrics.jsonl", {"phase": phase, "user": user, **fields})
+    def record(
+        self, phase: str, user: str, metrics: Mapping[str, Any], worker: Mapping[str, Any]
+    ) -> None:
+        """Append what a user reported in a phase to ``metrics.jsonl`` and ``workers.jsonl``."""
+        if metrics:
+            self._append("metrics.jsonl", {"phase": phase, "user": user, **metrics})
+        self._append("workers.jsonl", {"phase": phase, "user": user, **worker})
 
     def write_json(self, name: str, value: Any) -> None:
         """Write a JSON file of the run folder, whole or not at all."""

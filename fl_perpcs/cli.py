@@ -1,0 +1,214 @@
+"""The command line. torch, Flower and transformers are imported inside the commands only."""
+
+import sys
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fl_perpcs import __version__
+from fl_perpcs.errors import PerPcsError
+
+if TYPE_CHECKING:
+    from fl_perpcs.config import Value
+
+app = typer.Typer(
+    help="Personalized Pieces (Per-Pcs) as a federated-learning simulation on Flower.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+ConfigWords = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[CONFIG] [KEY=VALUE]...",
+        help="A TOML run config, or the name of a file in configs/ (demo); then single keys"
+        " (lm.name=tiny assembly.top-k=1).",
+        show_default=False,
+    ),
+]
+RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    """Personalized Pieces (Per-Pcs) as a federated-learning simulation on Flower."""
+    if version:
+        typer.echo(f"perpcs {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(words: ConfigWords = None) -> None:
+    """Run a simulation and print its results."""
+    with _errors_as_messages():
+        from fl_perpcs.launcher import launch
+
+        finished = launch(read_words(words or []))
+        typer.echo(f"completed: {finished.folder}")
+        if (finished.folder / "results.json").exists():
+            _print_results(finished.folder)
+        if (report_file := finished.folder / "report.html").exists():
+            typer.echo(f"report: {report_file}")
+
+
+@app.command()
+def config(words: ConfigWords = None) -> None:
+    """Check a run config and print it with every default filled in."""
+    with _errors_as_messages():
+        import tomli_w
+
+        from fl_perpcs.config import load_config
+        from fl_perpcs.preflight import absolute_paths
+
+        resolved = load_config(absolute_paths(read_words(words or [])))
+        typer.echo(tomli_w.dumps(resolved.model_dump(by_alias=True)), nl=False)
+
+
+@app.command()
+def results(run_folder: RunFolder) -> None:
+    """Print a run's result table."""
+    with _errors_as_messages():
+        _print_results(run_folder)
+
+
+@app.command()
+def report(run_folder: RunFolder) -> None:
+    """Write a run's report again and print where it is."""
+    with _errors_as_messages():
+        from fl_perpcs.report import write_report
+
+        typer.echo(write_report(run_folder))
+
+
+@app.command()
+def export(
+    run_folder: RunFolder,
+    user: Annotated[str, typer.Argument(metavar="USER", help="A target's id.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+) -> None:
+    """Write a target's assembled adapter as a PEFT folder."""
+    with _errors_as_messages():
+        from fl_perpcs.export import export_adapter
+
+        typer.echo(export_adapter(run_folder, user, out))
+
+
+@app.command()
+def fetch(
+    what: Annotated[str, typer.Argument(metavar="WHAT", help="smollm2 or debian-synopsis.")],
+) -> None:
+    """Download the real language model or the real users."""
+    with _errors_as_messages():
+        if what not in ("smollm2", "debian-synopsis"):
+            raise PerPcsError(
+                f"{what!r} cannot be fetched; expected smollm2 or debian-synopsis"
+            )
+        from fl_perpcs.fetch import fetch_debian_synopsis, fetch_smollm2
+
+        typer.echo(fetch_smollm2() if what == "smollm2" else fetch_debian_synopsis())
+
+
+def read_words(words: list[str]) -> "dict[str, Value]":
+    """Return the keys that ``[CONFIG] [KEY=VALUE]...`` set; single keys win over the file.
+
+    Raises
+    ------
+    ConfigError
+        Listing every word that is neither, and files that cannot be read.
+    """
+    from fl_perpcs.config import ConfigError, read_config_file
+
+    values: dict[str, Value] = {}
+    problems = []
+    if words and "=" not in words[0]:
+        values |= read_config_file(_config_file(words[0]))
+        words = words[1:]
+    for word in words:
+        key, equals, text = word.partition("=")
+        if equals and key:
+            values[key.strip()] = _scalar(text)
+        else:
+            problems.append(f"{word!r} is not KEY=VALUE; write for example lm.name=tiny")
+    if problems:
+        raise ConfigError(problems)
+    return values
+
+
+def _scalar(text: str) -> "Value":
+    """Read a TOML scalar; anything else is a string as it stands."""
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value if isinstance(value, str | int | float | bool) else text
+
+
+def _config_file(name: str) -> Path:
+    """Find a config by path, or by bare name in the app's or this folder's ``configs``."""
+    given = Path(name).expanduser()
+    if given.is_file() or given.suffix == ".toml" or given.name != name:
+        return given
+    folders = (Path.cwd() / "configs", Path(__file__).parent.parent / "configs")
+    for folder in folders:
+        if (path := folder / f"{name}.toml").is_file():
+            return path
+    known = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
+    from fl_perpcs.config import ConfigError
+
+    raise ConfigError(
+        [f"{name!r} is neither a file nor a config; expected a TOML file or one of {known}"]
+    )
+
+
+def _print_results(folder: Path) -> None:
+    import json
+
+    from rich.console import Console
+    from rich.table import Table
+
+    path = folder / "results.json"
+    if not path.is_file():
+        raise PerPcsError(f"{folder} has no results.json; name the folder of a completed run")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    names = sorted({name for row in found["methods"] for name in row["metrics"]})
+    names.sort(key=lambda name: name != found.get("main_metric"))
+    table = Table(title=folder.name)
+    table.add_column("method")
+    for column in ("users", "queries", "loss", *names, "gain (% of OPPU's)"):
+        table.add_column(column, justify="right")
+    for row in found["methods"]:
+        table.add_row(
+            row["method"],
+            str(row["users"]),
+            str(row["queries"]),
+            _number(row["loss"]),
+            *(_number(row["metrics"].get(name)) for name in names),
+            "-" if row.get("gain") is None else f"{100 * row['gain']:.0f}",
+        )
+    Console().print(table)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+@contextmanager
+def _errors_as_messages() -> Iterator[None]:
+    """Print errors that a user can put right without a traceback: exit 2, 1 or 130."""
+    try:
+        yield
+    except PerPcsError as error:
+        from fl_perpcs.config import ConfigError
+
+        print(f"perpcs: {error}", file=sys.stderr)
+        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
+    except KeyboardInterrupt:
+        print("perpcs: interrupted", file=sys.stderr)
+        raise typer.Exit(130) from None

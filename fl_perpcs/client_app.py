@@ -1,0 +1,122 @@
+"""The Flower ClientApp: read the message, call the library, reply.
+
+A message concerns one user. What each message and reply holds is listed in docs/messages.md.
+"""
+
+import time
+
+from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.clientapp import ClientApp
+
+from fl_perpcs import users
+from fl_perpcs.messages import (
+    answer,
+    arrays_of,
+    pack_adapter,
+    pack_pieces,
+    unpack_adapter,
+    unpack_pool,
+)
+from fl_perpcs.node import Job, hosted_users, node_source, num_nodes, open_job, worker_facts
+
+app = ClientApp()
+
+
+@app.query("hello")
+def hello(message: Message, context: Context) -> Message:
+    """Tell which users this node hosts."""
+    _, source = node_source(context)
+    hosted = [source.user(user) for user in hosted_users(source, context)]
+    return answer(
+        message,
+        info={
+            "nodes": num_nodes(context),
+            "users": {
+                user.id: {
+                    "history": len(user.history),
+                    "queries": len(user.queries),
+                    "group": user.group,
+                }
+                for user in hosted
+            },
+        },
+    )
+
+
+@app.query("embed")
+def embed(message: Message, context: Context) -> Message:
+    """Embed a candidate's history."""
+    start, job = time.perf_counter(), open_job(message, context)
+    embedding = users.history_embedding(job)
+    arrays = ArrayRecord({"embedding": Array(embedding.numpy())})
+    return answer(message, arrays=arrays, worker=worker_facts(start))
+
+
+@app.train()
+def adapt(message: Message, context: Context) -> Message:
+    """Train the task adapter for one round on a base user's history."""
+    start, job = time.perf_counter(), open_job(message, context)
+    config = message.content.config_records.get("config", {})
+    adapter, loss = users.adapt(
+        job, unpack_adapter(arrays_of(message)), float(config.get("proximal-mu", 0.0))
+    )
+    metrics = {"num-examples": len(job.history), "train-loss": loss}
+    return answer(
+        message, arrays=pack_adapter(adapter), metrics=metrics, worker=worker_facts(start)
+    )
+
+
+@app.evaluate()
+def evaluate_adaptation(message: Message, context: Context) -> Message:
+    """Evaluate the task adapter on a base user's queries."""
+    start, job = time.perf_counter(), open_job(message, context)
+    loss = users.query_loss(job, unpack_adapter(arrays_of(message)))
+    metrics = {"num-examples": len(job.user.queries), "eval-loss": loss}
+    return answer(message, metrics=metrics, worker=worker_facts(start))
+
+
+@app.train("share")
+def share(message: Message, context: Context) -> Message:
+    """Train a sharer's adapter and gates, and share pieces."""
+    start, job = time.perf_counter(), open_job(message, context)
+    pieces, metrics = users.make_pieces(job)
+    return answer(
+        message,
+        arrays=pack_pieces(pieces),
+        info={"base": job.lm.fingerprint},
+        metrics={"num-examples": len(job.history), **metrics},
+        worker=worker_facts(start),
+    )
+
+
+@app.evaluate("base")
+def evaluate_base(message: Message, context: Context) -> Message:
+    """Answer a target's queries with the base LLM alone."""
+    start, job = time.perf_counter(), open_job(message, context)
+    return _evaluated(message, job, start)
+
+
+@app.evaluate("assembled")
+def evaluate_assembled(message: Message, context: Context) -> Message:
+    """Assemble a target's adapter from the pool and answer its queries."""
+    start, job = time.perf_counter(), open_job(message, context)
+    recipe = users.assemble_from(job, unpack_pool(message))
+    return _evaluated(message, job, start, recipe=recipe)
+
+
+@app.evaluate("oppu")
+def evaluate_oppu(message: Message, context: Context) -> Message:
+    """Train a target's own adapter, which never leaves the node, and answer its queries."""
+    start, job = time.perf_counter(), open_job(message, context)
+    users.train_adapter(job)
+    return _evaluated(message, job, start)
+
+
+def _evaluated(message: Message, job: Job, start: float, **info: object) -> Message:
+    result = users.answer_queries(job)
+    info |= {
+        "queries": [query.id for query in job.user.queries],
+        "golds": [query.output for query in job.user.queries],
+        "predictions": result.predictions,
+    }
+    return answer(message, info=info, metrics=result.metrics, worker=worker_facts(start))

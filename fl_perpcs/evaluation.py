@@ -1,0 +1,122 @@
+"""How well a user's queries are answered with what is in the adapter slot."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fl_perpcs.config import EvaluationSection
+from fl_perpcs.data import Example
+from fl_perpcs.lm import LM
+from fl_perpcs.tasks import Task
+from fl_perpcs.tasks.metrics import METRICS
+from fl_perpcs.text import encode, encode_prompt, in_batches
+from fl_perpcs.training import mean_loss
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A user's queries, answered.
+
+    Attributes
+    ----------
+    predictions : list of str
+        One for each query; empty without generation.
+    metrics : dict of str to float
+        ``loss`` (response loss, nats per token), ``tokens`` (response tokens), ``queries``
+        and, with generation, the mean of each of the task's metrics.
+    """
+
+    predictions: list[str]
+    metrics: dict[str, float]
+
+
+def evaluate(
+    lm: LM,
+    task: Task,
+    queries: Sequence[Example],
+    how: EvaluationSection,
+    *,
+    max_length: int,
+    seed: int,
+) -> Evaluation:
+    """Answer queries with the adapter in the slot and score the answers.
+
+    Parameters
+    ----------
+    lm : LM
+    task : Task
+    queries : sequence of Example
+        With their gold outputs.
+    how : EvaluationSection
+    max_length : int
+        Tokens of a prompt with its response.
+    seed : int
+        Of sampled answers.
+
+    Returns
+    -------
+    Evaluation
+        Queries whose gold output leaves no room for a prompt count for the metrics, not for
+        the loss.
+    """
+    pad = int(lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
+    encoded = encode(queries, task, lm.tokenizer, max_length)
+    metrics = {
+        "loss": mean_loss(lm.model, in_batches(encoded, how.batch_size, pad), lm.device),
+        "tokens": sum(len(e.response) for e in encoded),
+        "queries": len(queries),
+    }
+    if not how.generate:
+        return Evaluation([], metrics)
+    predictions = generate(lm, task, [q.input for q in queries], how, max_length, seed)
+    for name in task.metrics:
+        scores = [METRICS[name](p, q.output) for p, q in zip(predictions, queries, strict=True)]
+        metrics[name] = sum(scores) / max(len(scores), 1)
+    return Evaluation(predictions, metrics)
+
+
+def generate(
+    lm: LM,
+    task: Task,
+    inputs: Sequence[str],
+    how: EvaluationSection,
+    max_length: int,
+    seed: int,
+) -> list[str]:
+    """Generate an answer to each input, in left-padded batches.
+
+    Returns
+    -------
+    list of str
+        Stripped, up to the first line break; "" where the prompt does not fit.
+    """
+    budget = max_length - task.max_new_tokens
+    prompts = [encode_prompt(text, task, lm.tokenizer, budget) for text in inputs]
+    sampling = (
+        {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}
+        if how.temperature > 0
+        else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
+    )
+    answers: list[str] = []
+    with torch.random.fork_rng(devices=[lm.device] if lm.device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        for start in range(0, len(prompts), how.batch_size):
+            batch = lm.tokenizer.pad(
+                {"input_ids": [list(p) for p in prompts[start : start + how.batch_size]]},
+                padding_side="left",
+                return_tensors="pt",
+            ).to(lm.device)
+            width = batch["input_ids"].shape[1]
+            with torch.inference_mode():
+                output = lm.model.generate(
+                    input_ids=batch["input_ids"],
+                    attention_mask=batch["attention_mask"],
+                    max_new_tokens=task.max_new_tokens,
+                    pad_token_id=lm.tokenizer.pad_token_id,
+                    eos_token_id=lm.tokenizer.eos_token_id,
+                    **sampling,
+                )
+            texts = lm.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
+            answers += [text.strip().split("\n")[0].strip() for text in texts]
+    return [answer if prompt else "" for answer, prompt in zip(answers, prompts, strict=True)]

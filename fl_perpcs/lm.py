@@ -1,0 +1,307 @@
+"""The base LLM, its tokenizer, and the place in it where an adapter is put."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import LoraLayer
+from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+
+from fl_perpcs.config import Config, LoraSection
+from fl_perpcs.errors import PerPcsError
+from fl_perpcs.paths import home
+from fl_perpcs.pieces import Adapter, Factors, load_peft
+from fl_perpcs.seeds import derive_seed
+
+SLOT = "default"
+"""PEFT's name for the one adapter that a base LLM carries here."""
+
+
+@dataclass
+class LM:
+    """A base LLM with a slot for one adapter.
+
+    Attributes
+    ----------
+    model : PeftModel
+        Base weights frozen; the slot's factors are float32.
+    tokenizer : PreTrainedTokenizerBase
+    sites : dict of str to LoraLayer
+        In the order of the forward pass.
+    fingerprint : str
+        Of the base LLM, with the adaptation merged into it.
+    """
+
+    model: PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    sites: dict[str, LoraLayer]
+    fingerprint: str
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+
+def model_path(name: str) -> str:
+    """Return the folder or hub name that ``lm.name`` stands for.
+
+    Raises
+    ------
+    PerPcsError
+        If a named local model is not on this machine.
+    """
+    if name == "tiny":
+        from fl_perpcs.tiny_lm import ensure_tiny_lm
+
+        return str(ensure_tiny_lm())
+    if name == "smollm2":
+        folder = home() / "models" / "smollm2-135m-instruct"
+        if not folder.is_dir():
+            raise PerPcsError(
+                f'lm.name = "smollm2", but {folder} does not exist; run: perpcs fetch smollm2'
+            )
+        return str(folder)
+    path = Path(name).expanduser()
+    if path.is_absolute() and not path.is_dir():
+        raise PerPcsError(
+            f"lm.name = {name!r} is no folder; give a folder with config.json and safetensors,"
+            " or the name of a model on the Hugging Face hub"
+        )
+    return str(path) if path.is_absolute() else name
+
+
+def load_lm(config: Config) -> LM:
+    """Load the base LLM and give it a slot for adapters.
+
+    Raises
+    ------
+    PerPcsError
+        If the model cannot be loaded, or has no module named in ``lora.target-modules``.
+    """
+    path = model_path(config.lm.name)
+    options: dict[str, Any] = {"trust_remote_code": config.lm.trust_remote_code}
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, **options)
+        base = AutoModelForCausalLM.from_pretrained(
+            path, dtype=getattr(torch, config.lm.dtype), use_safetensors=True, **options
+        )
+    except (OSError, ValueError) as error:
+        raise PerPcsError(f"lm.name = {config.lm.name!r} cannot be loaded: {error}") from None
+    if tokenizer.eos_token_id is None:
+        raise PerPcsError(f"the tokenizer of lm.name = {config.lm.name!r} has no eos token")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return attach(base.to(_device(config.lm.device)), tokenizer, config.lora)
+
+
+def attach(base: Any, tokenizer: PreTrainedTokenizerBase, lora: LoraSection) -> LM:
+    """Give a transformers model a slot for adapters.
+
+    Parameters
+    ----------
+    base : transformers.PreTrainedModel
+        Any decoder; it is changed in place.
+    tokenizer : PreTrainedTokenizerBase
+    lora : LoraSection
+
+    Raises
+    ------
+    PerPcsError
+        If the model has none of the target modules.
+    """
+    fingerprint = _fingerprint(base.state_dict())
+    model = _with_slot(base, lora)
+    return LM(model, tokenizer, _sites(model), fingerprint)
+
+
+def site_shapes(config: Config) -> dict[str, tuple[int, int]]:
+    """Return (d_in, d_out) of every site, without loading any weight.
+
+    Raises
+    ------
+    PerPcsError
+        As :func:`load_lm`.
+    """
+    try:
+        lm_config = AutoConfig.from_pretrained(
+            model_path(config.lm.name), trust_remote_code=config.lm.trust_remote_code
+        )
+        with torch.device("meta"):
+            model = _with_slot(
+                AutoModelForCausalLM.from_config(
+                    lm_config, trust_remote_code=config.lm.trust_remote_code
+                ),
+                config.lora,
+            )
+    except (OSError, ValueError) as error:
+        raise PerPcsError(f"lm.name = {config.lm.name!r} cannot be loaded: {error}") from None
+    return {site: (layer.in_features, layer.out_features) for site, layer in _sites(model).items()}
+
+
+def initial_adapter(
+    shapes: Mapping[str, tuple[int, int]], rank: int, seed: int, user: str = ""
+) -> Adapter:
+    """Return the adapter that training starts from: a seeded A, and B = 0.
+
+    A is drawn as PEFT draws it, uniform in ±1/√d_in (Kaiming with a = √5). All users who
+    start from the same A can mix their pieces; ``user`` gives a user an A of its own.
+    """
+    adapter = {}
+    for site, (d_in, d_out) in shapes.items():
+        generator = torch.Generator().manual_seed(derive_seed(seed, "lora-A", site, user))
+        A = (torch.rand(rank, d_in, generator=generator) * 2 - 1) / math.sqrt(d_in)
+        adapter[site] = Factors(A, torch.zeros(d_out, rank))
+    return adapter
+
+
+def shapes_of(lm: LM) -> dict[str, tuple[int, int]]:
+    """Return (d_in, d_out) of every site of a loaded base LLM."""
+    return {site: (layer.in_features, layer.out_features) for site, layer in lm.sites.items()}
+
+
+def put_adapter(lm: LM, adapter: Adapter) -> None:
+    """Put an adapter in the slot; sites that it lacks get B = 0, no update.
+
+    The rank may differ from the slot's (delta merges have rank k·r).
+
+    Raises
+    ------
+    PerPcsError
+        If the adapter has sites that the base LLM lacks.
+    """
+    strange = [site for site in adapter if site not in lm.sites]
+    if strange:
+        raise PerPcsError(f"the base LLM has no site {strange[0]!r}; was it made for another one?")
+    for site, layer in lm.sites.items():
+        if site in adapter:
+            put_factors(layer, adapter[site])
+        else:
+            layer.lora_B[SLOT].weight.data.zero_()
+
+
+def put_factors(layer: LoraLayer, factors: Factors) -> None:
+    """Put a copy of one site's factors in place."""
+    for module, value in ((layer.lora_A[SLOT], factors.A), (layer.lora_B[SLOT], factors.B)):
+        old = module.weight
+        old.data = value.detach().to(device=old.device, dtype=torch.float32, copy=True)
+
+
+def take_adapter(lm: LM) -> Adapter:
+    """Return a copy of the adapter in the slot, float32 on the CPU."""
+    return {
+        site: Factors(
+            layer.lora_A[SLOT].weight.detach().cpu().clone(),
+            layer.lora_B[SLOT].weight.detach().cpu().clone(),
+        )
+        for site, layer in lm.sites.items()
+    }
+
+
+def adapter_parameters(lm: LM) -> list[torch.nn.Parameter]:
+    """Return the slot's factors, for training."""
+    return [
+        module.weight
+        for layer in lm.sites.values()
+        for module in (layer.lora_A[SLOT], layer.lora_B[SLOT])
+    ]
+
+
+def merge_into_base(lm: LM, adapter: Adapter) -> None:
+    """Add an adapter's update to the base weights, for good, and empty the slot."""
+    put_adapter(lm, adapter)
+    with torch.no_grad():
+        for layer in lm.sites.values():
+            weight = layer.get_base_layer().weight
+            weight += layer.get_delta_weight(SLOT).to(weight.dtype)
+            layer.lora_B[SLOT].weight.zero_()
+    lm.fingerprint = f"{lm.fingerprint}+{adapter_digest(adapter)}"
+
+
+def adapter_digest(adapter: Adapter) -> str:
+    """Return a digest of an adapter's bytes."""
+    digest = hashlib.sha256()
+    for site in sorted(adapter):
+        for factor in adapter[site]:
+            digest.update(site.encode() + factor.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def load_adaptation(config: Config) -> Adapter:
+    """Read the task adapter of ``adaptation.mode = "load"``, of the config's α/r.
+
+    Raises
+    ------
+    PerPcsError
+        If the folder is no LoRA adapter, or not of this base LLM's sites and shapes.
+    """
+    folder = Path(config.adaptation.adapter)
+    adapter, scale = load_peft(folder)
+    shapes = site_shapes(config)
+    for site, (A, B) in adapter.items():
+        if site not in shapes or shapes[site] != (A.shape[1], B.shape[0]):
+            raise PerPcsError(
+                f"adaptation.adapter = {str(folder)!r}: site {site!r} of shape"
+                f" {(A.shape[1], B.shape[0])} does not fit lm.name = {config.lm.name!r}"
+            )
+    factor = scale / (config.lora.alpha / config.lora.rank)
+    return {site: Factors(A, B * factor) for site, (A, B) in adapter.items()}
+
+
+def _with_slot(base: Any, lora: LoraSection) -> PeftModel:
+    names = [name.strip() for name in lora.target_modules.split(",") if name.strip()]
+    try:
+        return get_peft_model(
+            base,
+            LoraConfig(
+                r=lora.rank,
+                lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides it by r
+                lora_dropout=lora.dropout,
+                target_modules=names,
+                task_type="CAUSAL_LM",
+            ),
+        )
+    except ValueError as error:
+        raise PerPcsError(
+            f"lora.target-modules = {lora.target_modules!r} does not fit the base LLM: {error}"
+        ) from None
+
+
+def _sites(model: PeftModel) -> dict[str, LoraLayer]:
+    return {
+        name: module
+        for name, module in model.get_base_model().named_modules()
+        if isinstance(module, LoraLayer)
+    }
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise PerPcsError(f"lm.device = {name!r} cannot be used here: {error}") from None
+    return device
+
+
+def _fingerprint(state: Mapping[str, Tensor]) -> str:
+    """Return a digest of names, shapes and a spread of values of each weight.
+
+    Values are sampled: a whole 7B model would take a minute to hash in every worker, and
+    any fine-tuning changes weights everywhere.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        flat = state[name].detach().flatten()
+        step = max(1, flat.numel() // 1024)
+        sample = flat[::step].float().cpu().contiguous()
+        digest.update(f"{name}{tuple(state[name].shape)}".encode() + sample.numpy().tobytes())
+    return digest.hexdigest()[:16]

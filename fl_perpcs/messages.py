@@ -1,0 +1,190 @@
+"""What travels between server and clients, as Flower records.
+
+Every message to a user carries an *envelope* (who, which phase, which source); the reply's is
+written by the server, which knows whom it asked.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+
+from fl_perpcs.assembly import Recipe
+from fl_perpcs.errors import PerPcsError
+from fl_perpcs.paths import source_digest
+from fl_perpcs.pieces import Adapter, Factors, Piece
+from fl_perpcs.pool import Stack
+
+ENVELOPE = "envelope"
+WORKER = "worker"
+"""Key of what a reply says of the process that made it: not a result, and never the same twice."""
+ADAPTATION = "adaptation"
+"""Key of the task adapter that clients merge into their base LLM first."""
+
+
+def envelope(user: str, phase: str) -> ConfigRecord:
+    """Return the envelope of a message to a user."""
+    return ConfigRecord({"user": user, "phase": phase, "source": source_digest()})
+
+
+def open_envelope(message: Message) -> tuple[str, str]:
+    """Return the user and the phase of a message, after a look at the sender's source.
+
+    Raises
+    ------
+    PerPcsError
+        If the message has no envelope, or the server runs other code than this client.
+    """
+    record = message.content.config_records.get(ENVELOPE)
+    if record is None:
+        raise PerPcsError("the message has no envelope; expected one from fl_perpcs.grid.UserGrid")
+    if record["source"] != source_digest():
+        raise PerPcsError(
+            f"this client's source is {source_digest()}, the server's is {record['source']}:"
+            " the worker imports another copy of fl_perpcs than the server. Stop the running"
+            " SuperLink and start it from a neutral folder, or use `perpcs run`, which does"
+        )
+    return str(record["user"]), str(record["phase"])
+
+
+def sender(reply: Message) -> str:
+    """Return the user that a reply is from, as stamped by the server."""
+    return str(cast(ConfigRecord, reply.content[ENVELOPE])["user"])
+
+
+def answer(
+    message: Message,
+    *,
+    metrics: Mapping[str, int | float] | None = None,
+    arrays: ArrayRecord | None = None,
+    info: Mapping[str, Any] | None = None,
+    worker: Mapping[str, int | float] | None = None,
+) -> Message:
+    """Reply with at most one record of each kind: ``metrics``, ``arrays`` and ``info`` (JSON)."""
+    content = RecordDict()
+    if metrics is not None:
+        content["metrics"] = MetricRecord(dict(metrics))
+    if arrays is not None:
+        content["arrays"] = arrays
+    if info is not None:
+        content["info"] = ConfigRecord({"json": json.dumps(info)})
+    if worker is not None:
+        content[WORKER] = ConfigRecord(dict(worker))
+    return Message(content, reply_to=message)
+
+
+def numbers_of(reply: Message, key: str) -> dict[str, Any]:
+    """Return the numbers of a reply's ``metrics`` or ``worker`` record, {} without one."""
+    return dict(reply.content.get(key, {}))
+
+
+def info_of(reply: Message) -> dict[str, Any]:
+    """Return a reply's ``info``."""
+    return dict(json.loads(cast(ConfigRecord, reply.content["info"])["json"]))  # type: ignore[arg-type]
+
+
+def arrays_of(message: Message, key: str = "arrays") -> ArrayRecord:
+    """Return the arrays of a message.
+
+    Raises
+    ------
+    PerPcsError
+        If it has none under that key.
+    """
+    record = message.content.array_records.get(key)
+    if record is None:
+        raise PerPcsError(f"the message has no arrays {key!r}, only {list(message.content)}")
+    return record
+
+
+def pack_adapter(adapter: Adapter) -> ArrayRecord:
+    """Write an adapter as arrays ``<site>.lora_A`` and ``<site>.lora_B``."""
+    return _pack(
+        {
+            f"{site}.lora_{name}": tensor
+            for site, factors in adapter.items()
+            for name, tensor in zip("AB", factors, strict=True)
+        }
+    )
+
+
+def unpack_adapter(record: ArrayRecord) -> Adapter:
+    """Read an adapter back."""
+    tensors = _unpack(record)
+    sites = [name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
+    return {s: Factors(tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"]) for s in sites}
+
+
+def pack_pieces(pieces: list[Piece]) -> ArrayRecord:
+    """Write pieces as arrays ``<site>.lora_A``, ``<site>.lora_B`` and ``<site>.gate``."""
+    return _pack(
+        {
+            f"{piece.site}.{name}": tensor
+            for piece in pieces
+            for name, tensor in (("lora_A", piece.A), ("lora_B", piece.B), ("gate", piece.gate))
+        }
+    )
+
+
+def unpack_pieces(record: ArrayRecord) -> list[Piece]:
+    """Read pieces back.
+
+    Raises
+    ------
+    PerPcsError
+        If a piece lacks a factor or its gate.
+    """
+    tensors = _unpack(record)
+    sites = [name.removesuffix(".gate") for name in tensors if name.endswith(".gate")]
+    try:
+        return [
+            Piece(s, tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"], tensors[f"{s}.gate"])
+            for s in sites
+        ]
+    except KeyError as error:
+        raise PerPcsError(f"the shared pieces lack {error}") from None
+
+
+def pack_pool(stacks: Mapping[str, Stack]) -> RecordDict:
+    """Write a pool as stacked arrays, and whose each piece is as JSON."""
+    arrays = {
+        f"{site}.{name}": tensor
+        for site, stack in stacks.items()
+        for name, tensor in (("lora_A", stack.A), ("lora_B", stack.B), ("gates", stack.gates))
+    }
+    sharers = {site: list(stack.sharers) for site, stack in stacks.items()}
+    return RecordDict(
+        {"pool": _pack(arrays), "sharers": ConfigRecord({"json": json.dumps(sharers)})}
+    )
+
+
+def unpack_pool(message: Message) -> dict[str, Stack]:
+    """Read a pool back."""
+    tensors = _unpack(arrays_of(message, "pool"))
+    sharers = json.loads(cast(ConfigRecord, message.content["sharers"])["json"])  # type: ignore[arg-type]
+    return {
+        site: Stack(
+            tuple(names),
+            tensors[f"{site}.lora_A"],
+            tensors[f"{site}.lora_B"],
+            tensors[f"{site}.gates"],
+        )
+        for site, names in sharers.items()
+    }
+
+
+def recipe_of(reply: Message) -> Recipe:
+    """Return a reply's recipe."""
+    return {str(site): dict(weights) for site, weights in info_of(reply)["recipe"].items()}
+
+
+def _pack(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    # numpy has no bfloat16: everything is sent as float32 for now.
+    return ArrayRecord({k: Array(t.detach().float().cpu().numpy()) for k, t in tensors.items()})
+
+
+def _unpack(record: ArrayRecord) -> dict[str, torch.Tensor]:
+    # Copied: an array's buffer is not writable, a tensor's is expected to be.
+    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}

@@ -1,0 +1,176 @@
+"""A node: the users it hosts, and the one base LLM that its worker process keeps.
+
+Worker processes outlive messages, so the base LLM is loaded once in each. Nothing of a user
+stays behind between messages: a reply depends on the message and the user's data alone.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import torch
+from flwr.app import Context, Message
+
+from fl_perpcs.config import Config, worker_config
+from fl_perpcs.data import Source, User, open_source
+from fl_perpcs.errors import PerPcsError
+from fl_perpcs.lm import (
+    LM,
+    adapter_digest,
+    initial_adapter,
+    load_lm,
+    merge_into_base,
+    put_adapter,
+    shapes_of,
+)
+from fl_perpcs.messages import ADAPTATION, arrays_of, open_envelope, unpack_adapter
+from fl_perpcs.pieces import Adapter
+from fl_perpcs.seeds import derive_seed
+from fl_perpcs.text import Batch, Encoded, encode, in_batches
+
+
+@dataclass
+class _Loaded:
+    """The base LLM of this process."""
+
+    key: str
+    adaptation: str
+    lm: LM
+
+
+_loaded: list[_Loaded] = []
+_loads = 0
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a message asks of this node: a user, a phase, and the base LLM to do it with."""
+
+    config: Config
+    user: User
+    phase: str
+    lm: LM
+    source: Source
+
+    def seed(self, *parts: str) -> int:
+        """Return a seed of this user and phase."""
+        return derive_seed(self.config.seed, self.user.id, self.phase, *parts)
+
+    @property
+    def pad(self) -> int:
+        """The padding token's id."""
+        return int(self.lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
+
+    @cached_property
+    def history(self) -> list[Encoded]:
+        """The user's history as token ids."""
+        items = self.user.history[-self.config.roles.max_history :]
+        return encode(items, self.source.task, self.lm.tokenizer, self.config.lm.max_length)
+
+    def history_batches(self, size: int, last: int = 0) -> list[Batch]:
+        """Return the history, or its last items, in batches.
+
+        Raises
+        ------
+        PerPcsError
+            If no item is left.
+        """
+        if not self.history:
+            raise PerPcsError(
+                f"no history item of user {self.user.id!r} fits lm.max-length ="
+                f" {self.config.lm.max_length}; raise it"
+            )
+        return in_batches(self.history[-last:], size, self.pad)
+
+    def start_adapter(self) -> Adapter:
+        """Return the adapter that this user's training starts from."""
+        owner = self.user.id if self.config.lora.init == "own" else ""
+        lora = self.config.lora
+        return initial_adapter(shapes_of(self.lm), lora.rank, self.config.seed, owner)
+
+
+def open_job(message: Message, context: Context) -> Job:
+    """Check a message and make everything ready for it.
+
+    Raises
+    ------
+    PerPcsError
+        If the sender's source differs, this node does not host the user, or its data or base
+        LLM cannot be loaded.
+    """
+    user_id, phase = open_envelope(message)
+    config = worker_config(tuple(sorted(context.run_config.items())))
+    source = _source(config)
+    if user_id not in hosted_users(source, context):
+        raise PerPcsError(f"this node does not host user {user_id!r}")
+    adaptation = None
+    if ADAPTATION in message.content.array_records:
+        adaptation = unpack_adapter(arrays_of(message, ADAPTATION))
+    lm = _base_llm(config, adaptation)
+    return Job(config, source.user(user_id), phase, lm, source)
+
+
+def node_source(context: Context) -> tuple[Config, Source]:
+    """Return the config and the source of users, without loading the base LLM."""
+    config = worker_config(tuple(sorted(context.run_config.items())))
+    return config, _source(config)
+
+
+def hosted_users(source: Source, context: Context) -> list[str]:
+    """Return the ids of the users on this node: dealt one by one over all nodes."""
+    node = int(context.node_config.get("partition-id", 0))
+    return source.user_ids()[node :: num_nodes(context)]
+
+
+def num_nodes(context: Context) -> int:
+    """Return how many nodes the federation has."""
+    return int(context.node_config.get("num-partitions", 1))
+
+
+def worker_facts(start: float) -> dict[str, int | float]:
+    """Return what a reply says of this process.
+
+    Parameters
+    ----------
+    start : float
+        ``time.perf_counter()`` when the message was taken up.
+
+    Returns
+    -------
+    dict of str to int or float
+        ``seconds``, ``pid``, ``lm-loads`` (base LLMs loaded so far) and ``gpu-bytes`` (peak).
+    """
+    return {
+        "seconds": time.perf_counter() - start,
+        "pid": os.getpid(),
+        "lm-loads": _loads,
+        "gpu-bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
+    }
+
+
+@cache
+def _source(config: Config) -> Source:
+    return open_source(config)
+
+
+def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
+    """Return the base LLM with the adaptation merged into it, its slot as at the start."""
+    global _loads
+    key = repr((config.lm, config.lora))
+    wanted = adapter_digest(adaptation) if adaptation else ""
+    usable = _loaded and _loaded[0].key == key and _loaded[0].adaptation in ("", wanted)
+    if not usable:
+        _loaded.clear()
+        # As many threads as CPUs of the worker: a sum must not depend on the machine's cores.
+        torch.set_num_threads(config.federation.client_cpus)
+        _loaded.append(_Loaded(key, "", load_lm(config)))
+        _loads += 1
+    loaded = _loaded[0]
+    if adaptation and loaded.adaptation != wanted:
+        merge_into_base(loaded.lm, adaptation)
+        loaded.adaptation = wanted
+    put_adapter(
+        loaded.lm, initial_adapter(shapes_of(loaded.lm), config.lora.rank, config.seed)
+    )
+    return loaded.lm

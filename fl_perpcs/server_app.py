@@ -1,0 +1,130 @@
+"""The Flower ServerApp: who is here, adaptation, then the strategy of the run config."""
+
+import importlib
+import time
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from fl_perpcs.adaptation import import_name, task_adapter
+from fl_perpcs.config import Config, load_config
+from fl_perpcs.data import open_source
+from fl_perpcs.errors import PerPcsError
+from fl_perpcs.grid import POLL_SECONDS, PhaseError, UserGrid, client_error
+from fl_perpcs.lm import site_shapes
+from fl_perpcs.messages import info_of, pack_adapter
+from fl_perpcs.phases import Setting
+from fl_perpcs.pieces import save_peft
+from fl_perpcs.pool import PoolSpec
+from fl_perpcs.report import write_report
+from fl_perpcs.results import write_results
+from fl_perpcs.roles import Member, Members, assign_roles
+from fl_perpcs.runs import Run, create_run
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run what the run config says."""
+    config = load_config(context.run_config)
+    run = create_run(config)
+    run.event("run", status="started")
+    try:
+        run_federation(grid, config, run)
+    except BaseException as error:
+        run.event("run", status="failed", message=str(error) or repr(error))
+        raise
+    run.event("run", status="completed")
+
+
+def run_federation(grid: Grid, config: Config, run: Run) -> None:
+    """Run one federation from hello to report.
+
+    Raises
+    ------
+    PerPcsError
+        If the federation, the config and the data do not fit together, or a user fails.
+    """
+    make_strategy = find_strategy(config.strategy.name)
+    spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
+    members = hello(grid, config.run.timeout)
+    roles = assign_roles(members, config.roles, config.seed)
+    setting = Setting(config, run, members, roles, spec)
+    user_grid = UserGrid(
+        grid,
+        hosts={user: member.node for user, member in members.items()},
+        users=sorted(members),
+        window=config.run.window,
+        timeout=config.run.timeout,
+        progress=run.progress,
+        record=run.record,
+    )
+    adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"))
+    if adapter:
+        save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
+    strategy = make_strategy(setting)
+    strategy.start(grid=user_grid, initial_arrays=pack_adapter(adapter))
+    write_results(setting, open_source(config).task)
+    write_report(run.folder)
+
+
+def hello(grid: Grid, timeout: float) -> Members:
+    """Ask every node which users it hosts.
+
+    Nodes may join after the ServerApp has started; each tells how many there will be, so the
+    exchange goes on until that many have answered.
+
+    Raises
+    ------
+    PhaseError
+        If a node fails, or not all answer in time.
+    PerPcsError
+        If two nodes host the same user.
+    """
+    members: Members = {}
+    asked: set[int] = set()
+    expected, deadline = 1, time.monotonic() + timeout
+    while len(asked) < expected:
+        new = sorted(set(grid.get_node_ids()) - asked)
+        messages = [Message(RecordDict(), node, "query.hello") for node in new]
+        replies = list(grid.send_and_receive(messages, timeout=deadline - time.monotonic()))
+        failed = [reply.error.reason for reply in replies if reply.has_error()]
+        if failed:
+            raise PhaseError(f"phase 'hello': a node failed: {client_error(failed[0])}")
+        if len(replies) < len(new) or time.monotonic() > deadline:
+            raise PhaseError(
+                f"phase 'hello': not all of {expected} nodes answered in run.timeout ="
+                f" {timeout:g} s; raise it or look into flower.log"
+            )
+        for reply in replies:
+            info = info_of(reply)
+            expected = max(expected, info["nodes"])
+            for user, facts in info["users"].items():
+                if user in members:
+                    raise PerPcsError(f"two nodes host user {user!r}; expected one for each")
+                members[user] = Member(node=reply.metadata.src_node_id, **facts)
+        asked.update(new)
+        if not new:
+            time.sleep(POLL_SECONDS)
+    return members
+
+
+def find_strategy(name: str):  # type: ignore[no-untyped-def]  # a callable: Setting → Strategy
+    """Return the strategy that a registry name or an import path names.
+
+    Raises
+    ------
+    PerPcsError
+        If there is none.
+    """
+    if ":" in name:
+        return import_name("strategy.name", name)
+    # Imported by name: this package knows no strategy.
+    registry = importlib.import_module("strategies").REGISTRY
+    if name not in registry:
+        raise PerPcsError(
+            f"strategy.name = {name!r} is not known; use one of {', '.join(registry)}"
+            ' or an import path "package.module:name"'
+        )
+    return registry[name]

@@ -1,0 +1,1 @@
+"""Studies: what to run, what to compare, what to plot."""
