@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import layer_norm
 
 from fl_perpcs.config import AssemblySection
-from fl_perpcs.lm import LM, put_factors
+from fl_perpcs.lm import LM, empty_site, put_factors
 from fl_perpcs.pieces import Adapter, Factors
 from fl_perpcs.pool import Stack
 from fl_perpcs.text import Batch
@@ -162,8 +162,7 @@ def choose(
     def hook_for(site: str) -> Any:
         def hook(layer: LoraLayer, args: tuple[Tensor, ...]) -> None:
             if site not in stacks:
-                for module in layer.lora_B.values():
-                    module.weight.data.zero_()
+                empty_site(layer)
                 return
             query = site_query(args[0], batch.predicts_response)
             choice = select(gate_scores(stacks[site].gates, query), how, generator)

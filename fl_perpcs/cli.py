@@ -107,9 +107,7 @@ def fetch(
     """Download the real language model or the real users."""
     with _errors_as_messages():
         if what not in ("smollm2", "debian-synopsis"):
-            raise PerPcsError(
-                f"{what!r} cannot be fetched; expected smollm2 or debian-synopsis"
-            )
+            raise PerPcsError(f"{what!r} cannot be fetched; expected smollm2 or debian-synopsis")
         from fl_perpcs.fetch import fetch_debian_synopsis, fetch_smollm2
 
         typer.echo(fetch_smollm2() if what == "smollm2" else fetch_debian_synopsis())

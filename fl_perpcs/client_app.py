@@ -12,12 +12,14 @@ from fl_perpcs import users
 from fl_perpcs.messages import (
     answer,
     arrays_of,
+    numbers_of,
     pack_adapter,
     pack_pieces,
     unpack_adapter,
     unpack_pool,
 )
 from fl_perpcs.node import Job, hosted_users, node_source, num_nodes, open_job, worker_facts
+from fl_perpcs.pool import check_base
 
 app = ClientApp()
 
@@ -56,9 +58,10 @@ def embed(message: Message, context: Context) -> Message:
 def adapt(message: Message, context: Context) -> Message:
     """Train the task adapter for one round on a base user's history."""
     start, job = time.perf_counter(), open_job(message, context)
-    config = message.content.config_records.get("config", {})
+    # FedProx sends the weight of its proximal term; other strategies send none.
+    settings = numbers_of(message, "config")
     adapter, loss = users.adapt(
-        job, unpack_adapter(arrays_of(message)), float(config.get("proximal-mu", 0.0))
+        job, unpack_adapter(arrays_of(message)), settings.get("proximal-mu", 0.0)
     )
     metrics = {"num-examples": len(job.history), "train-loss": loss}
     return answer(
@@ -73,6 +76,14 @@ def evaluate_adaptation(message: Message, context: Context) -> Message:
     loss = users.query_loss(job, unpack_adapter(arrays_of(message)))
     metrics = {"num-examples": len(job.user.queries), "eval-loss": loss}
     return answer(message, metrics=metrics, worker=worker_facts(start))
+
+
+@app.query("check_base")
+def check_base_llm(message: Message, context: Context) -> Message:
+    """Refuse a pool of another base LLM, before anyone assembles from it."""
+    job = open_job(message, context)
+    check_base(job.lm.fingerprint, str(message.content.config_records["pool"]["base"]), "the pool")
+    return answer(message)
 
 
 @app.train("share")
@@ -100,7 +111,7 @@ def evaluate_base(message: Message, context: Context) -> Message:
 def evaluate_assembled(message: Message, context: Context) -> Message:
     """Assemble a target's adapter from the pool and answer its queries."""
     start, job = time.perf_counter(), open_job(message, context)
-    recipe = users.assemble_from(job, unpack_pool(message))
+    recipe = users.assemble_from(job, unpack_pool(message, job.lm.fingerprint))
     return _evaluated(message, job, start, recipe=recipe)
 
 

@@ -39,6 +39,7 @@ class Section(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
+        use_attribute_docstrings=True,
     )
 
 
@@ -114,8 +115,11 @@ class LoraSection(Section):
     """The adapters."""
 
     rank: Positive = 8
+    """r, the rank of the adapters."""
     alpha: Rate = 8.0
+    """α; an adapter's update is (α/r)·B·A."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
+    """Dropout before A while training."""
     target_modules: str = "q_proj,k_proj,v_proj,o_proj"
     """Module names, comma-separated; a site is one of them in one layer."""
     init: Literal["shared", "own"] = "shared"
@@ -126,10 +130,15 @@ class FitSection(Section):
     """A training job."""
 
     lr: Rate = 1e-2
+    """Learning rate of AdamW with betas (0.9, 0.95)."""
     steps: Positive = 60
+    """Optimizer steps."""
     batch_size: Positive = 8
+    """Examples in a batch."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """AdamW's decoupled weight decay."""
     clip: Rate = 0.3
+    """Largest norm of the gradient."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate over the steps; linear and cosine decay to 0 and stay there."""
     accumulate: Positive = 1
@@ -148,13 +157,17 @@ class AdaptationSection(FitSection):
     """Base LLM adaptation."""
 
     mode: Literal["federated", "none", "load"] = "federated"
+    """``federated``: base users train a task adapter; ``load``: take one from a folder."""
     strategy: str = "flwr.serverapp.strategy:FedAvg"
     """Import path of any Flower strategy; each base user is a node to it."""
     rounds: Positive = 3
+    """Rounds of the Flower strategy."""
     steps: Positive = 15
     """Steps of each user in each round."""
     fraction_train: Share = 1.0
+    """Share of the base users that train in each round."""
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the base users that evaluate the task adapter after each round."""
     adapter: str = ""
     """A PEFT folder, absolute, for ``mode = "load"``."""
 
@@ -163,12 +176,16 @@ class SharersSection(Section):
     """Which candidates share, and how much."""
 
     count: Positive = 12
+    """Sharers wanted, or clusters."""
     selection: Literal["k-means", "most-active", "random"] = "k-means"
     """``k-means``: the most active user of each cluster of history embeddings."""
     min_history: Count = 11
     """Fewer history items than this and a user is not selected."""
     ratio: Share = 1.0
     """Share of its pieces that a sharer shares."""
+    pool: str = ""
+    """An earlier run's pool folder, absolute; nobody shares then. The base LLM and its
+    adaptation must be the same (``adaptation.mode = "load"``)."""
 
 
 class AssemblySection(Section):
@@ -177,7 +194,9 @@ class AssemblySection(Section):
     merge: Literal["factor", "delta"] = "factor"
     """``factor``: (Σ wB)(Σ wA), as published; ``delta``: Σ wBA, exact, of rank k·r."""
     selection: Literal["top-k", "top-p", "sample", "sample-top-p"] = "top-k"
+    """Which of the scored pieces are chosen; see :func:`fl_perpcs.assembly.select`."""
     top_k: Positive = 3
+    """Pieces chosen at each site."""
     temperature: Rate = 1.0
     """τ of the softmax over the chosen scores."""
     top_p: Share = 0.9
@@ -187,6 +206,7 @@ class AssemblySection(Section):
     sample_temperature: Rate = 1.0
     """τ of the distribution that is cut or sampled."""
     batch_size: Positive = 8
+    """History items that choose together, in one forward pass."""
     max_history: Count = 0
     """History items that are looked at, the last ones; 0: all."""
 
@@ -197,11 +217,13 @@ class EvaluationSection(Section):
     methods: str = "base,assembled,oppu"
     """Comma-separated: ``base`` LLM, ``assembled`` adapter, ``oppu`` (one adapter per user)."""
     batch_size: Positive = 16
+    """Queries answered together."""
     generate: bool = True
     """Generate answers for the task's metrics; off: response loss alone."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0: greedy. Published: 0.1 with top-p 0.9."""
     top_p: Share = 0.9
+    """Nucleus of sampled answers."""
 
 
 class FederationSection(Section):
@@ -211,6 +233,7 @@ class FederationSection(Section):
     """
 
     num_supernodes: Positive = 4
+    """Nodes; users are dealt over them."""
     client_cpus: Positive = 1
     """CPUs of one worker; workers = CPUs / this. Flower takes whole numbers only."""
     client_gpus: Annotated[float, Field(ge=0)] = 0.0
@@ -221,6 +244,7 @@ class Config(Section):
     """A whole run."""
 
     seed: Count = 0
+    """Of everything random; each user and phase draws its own."""
     run: RunSection = RunSection()
     strategy: StrategySection = StrategySection()
     lm: LMSection = LMSection()
@@ -352,6 +376,7 @@ def _conflicts(config: Config) -> list[str]:
         ("run.dir", config.run.dir),
         ("data.folder", data.folder),
         ("adaptation.adapter", config.adaptation.adapter),
+        ("sharers.pool", sharers.pool),
     ):
         if value and not Path(value).is_absolute():
             problems.append(

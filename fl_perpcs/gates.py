@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_perpcs.config import FitSection
-from fl_perpcs.lm import LM, SLOT
+from fl_perpcs.lm import LM, SLOT, shapes_of
 from fl_perpcs.pieces import Gates
 from fl_perpcs.text import Encoded
 from fl_perpcs.training import fit
@@ -61,8 +61,8 @@ def train_gates(
         Of each step.
     """
     gates = {
-        site: torch.nn.Parameter(torch.zeros(layer.in_features, device=lm.device))
-        for site, layer in lm.sites.items()
+        site: torch.nn.Parameter(torch.zeros(d_in, device=lm.device))
+        for site, (d_in, _) in shapes_of(lm).items()
     }
     with gated(lm, dict(gates)):
         losses = fit(

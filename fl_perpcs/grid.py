@@ -69,9 +69,7 @@ class UserGrid(Grid):
         """Return a user's node id in this grid: its place among the users, from 1."""
         return self.users.index(user) + 1
 
-    def exchange(
-        self, messages: Iterable[Message], total: int | None = None
-    ) -> Iterator[Message]:
+    def exchange(self, messages: Iterable[Message], total: int | None = None) -> Iterator[Message]:
         """Send messages and yield their replies, in the same order.
 
         At most ``window`` messages are under way or waiting to be yielded, so memory does
@@ -142,7 +140,7 @@ class UserGrid(Grid):
             return []
         config = messages[0].content.config_records.get("config", ConfigRecord())
         action = messages[0].metadata.message_type.split(".")[0]
-        phase = f"{self.phase}, round {config.get('server-round', 1)}, {action}"
+        phase = f"{self.phase}, round {config.get('server-round', 1)!s}, {action}"
         return list(replace(self, phase=phase).exchange(messages, total=len(messages)))
 
     def get_node_ids(self) -> list[int]:

@@ -113,9 +113,7 @@ except PerPcsError as error:
 """
 
 
-def _start_preparation(
-    place: Place, config: Config, show: bool
-) -> subprocess.Popen[str] | None:
+def _start_preparation(place: Place, config: Config, show: bool) -> subprocess.Popen[str] | None:
     """Train the embedded LM, or look for the fetched one, before any worker waits for it.
 
     In a process of its own, while the SuperLink starts: torch takes seconds to import and

@@ -5,13 +5,18 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import LoraLayer
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 from fl_perpcs.config import Config, LoraSection
 from fl_perpcs.errors import PerPcsError
@@ -46,7 +51,7 @@ class LM:
     @property
     def device(self) -> torch.device:
         """Where the model is."""
-        return next(self.model.parameters()).device
+        return torch.device(next(self.model.parameters()).device)
 
 
 def model_path(name: str) -> str:
@@ -98,7 +103,8 @@ def load_lm(config: Config) -> LM:
         raise PerPcsError(f"the tokenizer of lm.name = {config.lm.name!r} has no eos token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    return attach(base.to(_device(config.lm.device)), tokenizer, config.lora)
+    base.to(_device(config.lm.device))  # type: ignore[arg-type]  # transformers' own wrapper
+    return attach(base, tokenizer, config.lora)
 
 
 def attach(base: Any, tokenizer: PreTrainedTokenizerBase, lora: LoraSection) -> LM:
@@ -142,7 +148,7 @@ def site_shapes(config: Config) -> dict[str, tuple[int, int]]:
             )
     except (OSError, ValueError) as error:
         raise PerPcsError(f"lm.name = {config.lm.name!r} cannot be loaded: {error}") from None
-    return {site: (layer.in_features, layer.out_features) for site, layer in _sites(model).items()}
+    return _shapes(_sites(model))
 
 
 def initial_adapter(
@@ -163,7 +169,7 @@ def initial_adapter(
 
 def shapes_of(lm: LM) -> dict[str, tuple[int, int]]:
     """Return (d_in, d_out) of every site of a loaded base LLM."""
-    return {site: (layer.in_features, layer.out_features) for site, layer in lm.sites.items()}
+    return _shapes(lm.sites)
 
 
 def put_adapter(lm: LM, adapter: Adapter) -> None:
@@ -183,34 +189,38 @@ def put_adapter(lm: LM, adapter: Adapter) -> None:
         if site in adapter:
             put_factors(layer, adapter[site])
         else:
-            layer.lora_B[SLOT].weight.data.zero_()
+            empty_site(layer)
 
 
 def put_factors(layer: LoraLayer, factors: Factors) -> None:
     """Put a copy of one site's factors in place."""
-    for module, value in ((layer.lora_A[SLOT], factors.A), (layer.lora_B[SLOT], factors.B)):
-        old = module.weight
-        old.data = value.detach().to(device=old.device, dtype=torch.float32, copy=True)
+    for slot, value in zip(slot_factors(layer), factors, strict=True):
+        slot.data = value.detach().to(device=slot.device, dtype=torch.float32, copy=True)
+
+
+def empty_site(layer: LoraLayer) -> None:
+    """Set B = 0: no update at this site."""
+    slot_factors(layer).B.data.zero_()
+
+
+def slot_factors(layer: LoraLayer) -> Factors:
+    """Return the factors in a site's slot themselves, as parameters."""
+    weights = (factor[SLOT].weight for factor in (layer.lora_A, layer.lora_B))
+    return Factors(*(cast(torch.nn.Parameter, weight) for weight in weights))
 
 
 def take_adapter(lm: LM) -> Adapter:
     """Return a copy of the adapter in the slot, float32 on the CPU."""
     return {
-        site: Factors(
-            layer.lora_A[SLOT].weight.detach().cpu().clone(),
-            layer.lora_B[SLOT].weight.detach().cpu().clone(),
-        )
+        site: Factors(*(factor.detach().cpu().clone() for factor in slot_factors(layer)))
         for site, layer in lm.sites.items()
     }
 
 
 def adapter_parameters(lm: LM) -> list[torch.nn.Parameter]:
     """Return the slot's factors, for training."""
-    return [
-        module.weight
-        for layer in lm.sites.values()
-        for module in (layer.lora_A[SLOT], layer.lora_B[SLOT])
-    ]
+    factors = [factor for layer in lm.sites.values() for factor in slot_factors(layer)]
+    return cast(list[torch.nn.Parameter], factors)
 
 
 def merge_into_base(lm: LM, adapter: Adapter) -> None:
@@ -218,9 +228,10 @@ def merge_into_base(lm: LM, adapter: Adapter) -> None:
     put_adapter(lm, adapter)
     with torch.no_grad():
         for layer in lm.sites.values():
-            weight = layer.get_base_layer().weight
-            weight += layer.get_delta_weight(SLOT).to(weight.dtype)
-            layer.lora_B[SLOT].weight.zero_()
+            weight = cast(Tensor, layer.get_base_layer().weight)
+            # PEFT knows how each kind of layer lays out its weight (Conv1D is transposed).
+            weight += cast(Any, layer).get_delta_weight(SLOT).to(weight.dtype)
+            empty_site(layer)
     lm.fingerprint = f"{lm.fingerprint}+{adapter_digest(adapter)}"
 
 
@@ -279,6 +290,11 @@ def _sites(model: PeftModel) -> dict[str, LoraLayer]:
         for name, module in model.get_base_model().named_modules()
         if isinstance(module, LoraLayer)
     }
+
+
+def _shapes(sites: Mapping[str, LoraLayer]) -> dict[str, tuple[int, int]]:
+    shapes = {site: (layer.in_features, layer.out_features) for site, layer in sites.items()}
+    return cast(dict[str, tuple[int, int]], shapes)
 
 
 def _device(name: str) -> torch.device:

@@ -15,7 +15,7 @@ from fl_perpcs.assembly import Recipe
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import source_digest
 from fl_perpcs.pieces import Adapter, Factors, Piece
-from fl_perpcs.pool import Stack
+from fl_perpcs.pool import Stack, check_base
 
 ENVELOPE = "envelope"
 WORKER = "worker"
@@ -42,7 +42,7 @@ def open_envelope(message: Message) -> tuple[str, str]:
         raise PerPcsError("the message has no envelope; expected one from fl_perpcs.grid.UserGrid")
     if record["source"] != source_digest():
         raise PerPcsError(
-            f"this client's source is {source_digest()}, the server's is {record['source']}:"
+            f"this client's source is {source_digest()}, the server's is {record['source']!s}:"
             " the worker imports another copy of fl_perpcs than the server. Stop the running"
             " SuperLink and start it from a neutral folder, or use `perpcs run`, which does"
         )
@@ -75,9 +75,9 @@ def answer(
     return Message(content, reply_to=message)
 
 
-def numbers_of(reply: Message, key: str) -> dict[str, Any]:
-    """Return the numbers of a reply's ``metrics`` or ``worker`` record, {} without one."""
-    return dict(reply.content.get(key, {}))
+def numbers_of(message: Message, key: str) -> dict[str, Any]:
+    """Return what a record such as ``metrics`` or ``worker`` holds, {} without one."""
+    return dict(message.content.get(key, {}))
 
 
 def info_of(reply: Message) -> dict[str, Any]:
@@ -147,23 +147,30 @@ def unpack_pieces(record: ArrayRecord) -> list[Piece]:
         raise PerPcsError(f"the shared pieces lack {error}") from None
 
 
-def pack_pool(stacks: Mapping[str, Stack]) -> RecordDict:
-    """Write a pool as stacked arrays, and whose each piece is as JSON."""
+def pack_pool(stacks: Mapping[str, Stack], fingerprint: str) -> RecordDict:
+    """Write a pool as stacked arrays, with whose each piece is and for which base LLM."""
     arrays = {
         f"{site}.{name}": tensor
         for site, stack in stacks.items()
         for name, tensor in (("lora_A", stack.A), ("lora_B", stack.B), ("gates", stack.gates))
     }
     sharers = {site: list(stack.sharers) for site, stack in stacks.items()}
-    return RecordDict(
-        {"pool": _pack(arrays), "sharers": ConfigRecord({"json": json.dumps(sharers)})}
-    )
+    about = ConfigRecord({"sharers": json.dumps(sharers), "base": fingerprint})
+    return RecordDict({"pool": _pack(arrays), "about-pool": about})
 
 
-def unpack_pool(message: Message) -> dict[str, Stack]:
-    """Read a pool back."""
+def unpack_pool(message: Message, fingerprint: str) -> dict[str, Stack]:
+    """Read a pool back.
+
+    Raises
+    ------
+    PerPcsError
+        If it was made for another base LLM than the one with this fingerprint.
+    """
+    about = message.content.config_records["about-pool"]
+    check_base(fingerprint, str(about["base"]), "the pool")
     tensors = _unpack(arrays_of(message, "pool"))
-    sharers = json.loads(cast(ConfigRecord, message.content["sharers"])["json"])  # type: ignore[arg-type]
+    sharers = json.loads(str(about["sharers"]))
     return {
         site: Stack(
             tuple(names),

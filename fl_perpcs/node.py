@@ -170,7 +170,5 @@ def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
     if adaptation and loaded.adaptation != wanted:
         merge_into_base(loaded.lm, adaptation)
         loaded.adaptation = wanted
-    put_adapter(
-        loaded.lm, initial_adapter(shapes_of(loaded.lm), config.lora.rank, config.seed)
-    )
+    put_adapter(loaded.lm, initial_adapter(shapes_of(loaded.lm), config.lora.rank, config.seed))
     return loaded.lm

@@ -2,14 +2,17 @@
 
 import hashlib
 import os
+from functools import cache
 from pathlib import Path
 
 
 def home() -> Path:
-    """Return the folder for caches, fetched models and data: ``$PERPCS_HOME`` or ``~/.fl-perpcs``."""
-    return Path(os.environ.get("PERPCS_HOME") or Path.home() / ".fl-perpcs").expanduser().resolve()
+    """Return where caches, models and data are kept: ``$PERPCS_HOME`` or ``~/.fl-perpcs``."""
+    folder = os.environ.get("PERPCS_HOME") or Path.home() / ".fl-perpcs"
+    return Path(folder).expanduser().resolve()
 
 
+@cache
 def source_digest() -> str:
     """Return a digest of this package's source.
 

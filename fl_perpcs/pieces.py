@@ -156,7 +156,13 @@ def load_peft(folder: Path) -> tuple[Adapter, float]:
         ) from None
     odd = [
         key
-        for key in ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern", "modules_to_save")
+        for key in (
+            "use_dora",
+            "use_rslora",
+            "rank_pattern",
+            "alpha_pattern",
+            "modules_to_save",
+        )
         if config.get(key)
     ]
     if kind != "LORA" or odd:

@@ -176,9 +176,7 @@ def save_pool(pool: Pool, folder: Path) -> Path:
         name = f"pieces-{number:06d}.safetensors"
         data = save(_named_tensors(pool.pieces[sharer]))
         (temporary / name).write_bytes(data)
-        sharers.append(
-            {"sharer": sharer, "file": name, "sha256": hashlib.sha256(data).hexdigest()}
-        )
+        sharers.append({"sharer": sharer, "file": name, "sha256": hashlib.sha256(data).hexdigest()})
     manifest = {
         "format": FORMAT,
         "base": pool.fingerprint,
@@ -238,9 +236,7 @@ def _read_pieces(folder: Path, entry: Mapping[str, Any]) -> list[Piece]:
         raise PerPcsError(f"{folder / name} is not a safetensors file: {error}") from None
     sites = [key.removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
     return [
-        Piece(
-            site, tensors[f"{site}.lora_A"], tensors[f"{site}.lora_B"], tensors[f"{site}.gate"]
-        )
+        Piece(site, tensors[f"{site}.lora_A"], tensors[f"{site}.lora_B"], tensors[f"{site}.gate"])
         for site in sites
     ]
 

@@ -72,9 +72,7 @@ def find_app() -> Path:
 
 def _folder_problems(folder: Path) -> list[str]:
     if (folder / "config.toml").exists():
-        return [
-            f"run.dir = {str(folder)!r} already holds a run; name another folder or remove it"
-        ]
+        return [f"run.dir = {str(folder)!r} already holds a run; name another folder or remove it"]
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         return [f"run.dir = {str(folder)!r}: {nearest} is a file; name a folder"]

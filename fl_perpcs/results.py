@@ -69,7 +69,11 @@ def write_results(setting: Setting, task: Task) -> list[dict[str, Any]]:
             "task": task.name,
             "methods": table,
             "main_metric": main_metric(table, task),
-            "roles": {"base": roles.base, "candidates": roles.candidates, "targets": roles.targets},
+            "roles": {
+                "base": roles.base,
+                "candidates": roles.candidates,
+                "targets": roles.targets,
+            },
             "groups": {user: member.group for user, member in setting.members.items()},
             "history": {user: member.history for user, member in setting.members.items()},
         },

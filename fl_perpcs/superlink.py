@@ -72,9 +72,7 @@ def own_place(config: Config, commands: Path) -> Iterator[Place]:
     try:
         (folder / "work").mkdir()
         (folder / "flwr").mkdir()
-        yield Place(
-            launch_id, folder, commands, _environment(launch_id, folder, commands, config)
-        )
+        yield Place(launch_id, folder, commands, _environment(launch_id, folder, commands, config))
     finally:
         ignore_signals()
         left = stop_launched(launch_id)
@@ -89,9 +87,7 @@ def _short_temporary_folder() -> str | None:
     return None if len(tempfile.gettempdir()) <= 15 or not Path("/tmp").is_dir() else "/tmp"
 
 
-def _environment(
-    launch_id: str, folder: Path, commands: Path, config: Config
-) -> dict[str, str]:
+def _environment(launch_id: str, folder: Path, commands: Path, config: Config) -> dict[str, str]:
     environment = {key: value for key, value in os.environ.items() if key not in FOREIGN}
     # Flower finds its own programs on PATH, and this Python's folder may not be on it.
     environment["PATH"] = f"{commands}{os.pathsep}{environment.get('PATH', os.defpath)}"
@@ -145,9 +141,7 @@ def start_superlink(place: Place) -> tuple[subprocess.Popen[bytes], int]:
     )
 
 
-def submit_app(
-    place: Place, config: Config, app_dir: Path, port: int
-) -> subprocess.Popen[bytes]:
+def submit_app(place: Place, config: Config, app_dir: Path, port: int) -> subprocess.Popen[bytes]:
     """Start ``flwr run --stream``: it hands the app over, then prints its log until the end."""
     connection = {"address": f"127.0.0.1:{port}", "insecure": True}
     flower_config = {"superlink": {"default": "own", "own": connection}}

@@ -87,7 +87,7 @@ class Recipe:
 
     def digest(self) -> str:
         """Return a digest of the recipe, the vocabulary and a sample of the text."""
-        sample = [self._population().user(f"user-{number:04d}") for number in range(4)]
+        sample = [self._population().user(f"user-{number:04d}") for number in range(64)]
         content = [asdict(self), build_vocabulary(), [asdict(user) for user in sample]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 

@@ -1,5 +1,7 @@
 """What a user does in each role, on its own data: the client's side of the algorithm."""
 
+from typing import cast
+
 import torch
 
 from fl_perpcs.assembly import Recipe, assemble, cook, on_device
@@ -72,9 +74,7 @@ def make_pieces(job: Job) -> tuple[list[Piece], dict[str, float]]:
         Losses of the first and last steps.
     """
     adapter_losses = train_adapter(job)
-    gates, gate_losses = train_gates(
-        job.lm, job.history, job.config.gates, seed=job.seed("gates")
-    )
+    gates, gate_losses = train_gates(job.lm, job.history, job.config.gates, seed=job.seed("gates"))
     pieces = split(take_adapter(job.lm), gates)
     shared = set(
         shared_sites([p.site for p in pieces], job.config.sharers.ratio, job.seed("shared"))
@@ -96,7 +96,7 @@ def history_embedding(job: Job) -> torch.Tensor:
     Tensor
         (hidden size,), float32 on the CPU. The base LLM itself is the encoder.
     """
-    decoder = job.lm.model.get_base_model().base_model
+    decoder = cast(torch.nn.Module, job.lm.model.get_base_model().base_model)
     sums, count = torch.zeros(()), 0
     with torch.inference_mode():
         for batch in job.history_batches(job.config.assembly.batch_size):

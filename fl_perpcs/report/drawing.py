@@ -75,9 +75,7 @@ def inline_svg(figure: Figure, label: str) -> str:
     with matplotlib.rc_context(STYLE | {"svg.hashsalt": label}), warnings.catch_warnings():
         # The browser has glyphs for names that matplotlib's own font lacks.
         warnings.filterwarnings("ignore", message=r"Glyph .* missing from")
-        figure.savefig(
-            text, format="svg", transparent=True, bbox_inches="tight", metadata=nothing
-        )
+        figure.savefig(text, format="svg", transparent=True, bbox_inches="tight", metadata=nothing)
     svg = text.getvalue()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r' xmlns(:xlink)?="[^"]*"', "", svg, count=2)

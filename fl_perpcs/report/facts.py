@@ -201,9 +201,7 @@ def scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
 
 def is_number(value: Any) -> bool:
     """Tell whether a value is a finite number (JSON's true and false are none)."""
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def gains(found: Scores, method: str, metric: str) -> dict[str, float]:

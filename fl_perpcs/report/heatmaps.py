@@ -111,9 +111,7 @@ def _across(count: int) -> int:
 
 
 def _heat(axes: Axes, values: NDArray[np.float64], ceiling: float) -> None:
-    axes.imshow(
-        values, cmap=HEAT, vmin=0, vmax=ceiling or 1, interpolation="none", aspect="auto"
-    )
+    axes.imshow(values, cmap=HEAT, vmin=0, vmax=ceiling or 1, interpolation="none", aspect="auto")
     axes.tick_params(length=0, pad=3)
 
 

@@ -45,9 +45,7 @@ def render_page(facts: Facts) -> str:
         settings=settings(facts.config),
         changed=sum(value != default for _, value, default in settings(facts.config)),
         versions={
-            key: value
-            for key, value in facts.versions.items()
-            if key not in ("machine", "started")
+            key: value for key, value in facts.versions.items() if key not in ("machine", "started")
         },
         method_name=method_name,
         LOSS=LOSS,
@@ -92,9 +90,7 @@ def span(seconds: Any) -> str:
 
 def metric_names(facts: Facts) -> list[str]:
     """Return the metrics beside the loss, the main one first."""
-    names = {
-        name for row in facts.results.get("methods", []) for name in row.get("metrics", {})
-    }
+    names = {name for row in facts.results.get("methods", []) for name in row.get("metrics", {})}
     return sorted(names, key=lambda name: (name != facts.main_metric, name))
 
 
@@ -147,9 +143,7 @@ def figures(facts: Facts) -> list[dict[str, Any]]:
     ]
     if facts.choices:
         found = by_group(facts.choices)
-        framed = (
-            " Frames mark sharers of the target's own group." if found.groups_differ else ""
-        )
+        framed = " Frames mark sharers of the target's own group." if found.groups_differ else ""
         drawn += [
             (
                 "Who picked whose pieces",
@@ -209,9 +203,7 @@ def costs(facts: Facts) -> list[dict[str, str]]:
             for key, value in row.items():
                 if is_number(value) and ("seconds" in key or "bytes" in key):
                     values.setdefault((str(row.get("phase")), key), []).append(value)
-    return [
-        {"phase": phase, "what": key, **_range(key, v)} for (phase, key), v in values.items()
-    ]
+    return [{"phase": phase, "what": key, **_range(key, v)} for (phase, key), v in values.items()]
 
 
 def _range(key: str, values: Iterable[float]) -> dict[str, str]:

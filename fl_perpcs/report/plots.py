@@ -22,9 +22,7 @@ def method_name(method: str) -> str:
     return NAMES.get(method, method)
 
 
-def gains_figure(
-    found: Scores, methods: Sequence[str], metric: str, users: Sequence[str]
-) -> str:
+def gains_figure(found: Scores, methods: Sequence[str], metric: str, users: Sequence[str]) -> str:
     """Draw each user's gain over the base LLM, one mark per method.
 
     Parameters
@@ -93,9 +91,7 @@ def _looks(methods: Sequence[str]) -> dict[str, dict[str, Any]]:
         looks[method] = {"color": color, "marker": "osD^vP*"[slot % 7], "markersize": 4.5}
     if "oppu" in methods:
         looks["oppu"] = ring
-    return {
-        m: {"linestyle": "none", "markeredgewidth": 1.3, **look} for m, look in looks.items()
-    }
+    return {m: {"linestyle": "none", "markeredgewidth": 1.3, **look} for m, look in looks.items()}
 
 
 def _gains_panel(
