@@ -275,6 +275,8 @@ class Config(Section):
 
 
 METHODS = ("base", "assembled", "oppu")
+PATH_KEYS = ("run.dir", "data.folder", "adaptation.adapter", "sharers.pool")
+"""Keys whose values are paths; absolute where Flower sees them."""
 
 
 def load_config(values: Mapping[str, Value]) -> Config:
@@ -372,12 +374,9 @@ def _conflicts(config: Config) -> list[str]:
         problems.append(
             'adaptation.mode = "load" needs adaptation.adapter, the absolute path of a PEFT folder'
         )
-    for key, value in (
-        ("run.dir", config.run.dir),
-        ("data.folder", data.folder),
-        ("adaptation.adapter", config.adaptation.adapter),
-        ("sharers.pool", sharers.pool),
-    ):
+    flat = config.flat()
+    for key in PATH_KEYS:
+        value = str(flat[key])
         if value and not Path(value).is_absolute():
             problems.append(
                 f"{key} = {value!r} is relative, but Flower runs the app in another folder;"

@@ -99,11 +99,12 @@ def generate(
         else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     )
     answers: list[str] = []
+    eos = lm.tokenizer.eos_token_id  # stands in for a prompt that does not fit
     with torch.random.fork_rng(devices=[lm.device] if lm.device.type == "cuda" else []):
         torch.manual_seed(seed)
         for start in range(0, len(prompts), how.batch_size):
             batch = lm.tokenizer.pad(
-                {"input_ids": [list(p) for p in prompts[start : start + how.batch_size]]},
+                {"input_ids": [list(p) or [eos] for p in prompts[start : start + how.batch_size]]},
                 padding_side="left",
                 return_tensors="pt",
             ).to(lm.device)
@@ -114,7 +115,7 @@ def generate(
                     attention_mask=batch["attention_mask"],
                     max_new_tokens=task.max_new_tokens,
                     pad_token_id=lm.tokenizer.pad_token_id,
-                    eos_token_id=lm.tokenizer.eos_token_id,
+                    eos_token_id=eos,
                     **sampling,
                 )
             texts = lm.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)

@@ -96,7 +96,9 @@ class UserGrid(Grid):
         order: deque[str] = deque()
         asked: dict[str, str] = {}
         replies: dict[str, Message] = {}
+        total = len(self.users) if total is None else total
         done, last_news, exhausted = 0, time.monotonic(), False
+        self.progress(self.phase, done, total)
         while True:
             while not exhausted and len(order) < self.window:
                 message = next(queue, None)
@@ -116,7 +118,7 @@ class UserGrid(Grid):
                     continue
                 replies[identity] = self._checked(reply, asked[identity])
                 done, last_news = done + 1, time.monotonic()
-                self.progress(self.phase, done, len(self.users) if total is None else total)
+                self.progress(self.phase, done, total)
             while order and order[0] in replies:
                 identity = order.popleft()
                 user, reply = asked.pop(identity), replies.pop(identity)
@@ -207,5 +209,5 @@ class UserGrid(Grid):
 
 def client_error(text: str | None) -> str:
     """Return what a client raised, without Flower's wrapping."""
-    match = re.search(r"Message: (.*?)'?>?$", text or "unknown", flags=re.DOTALL)
+    match = re.search(r"Message: (.*?)(?:'>)?$", text or "unknown", flags=re.DOTALL)
     return (match.group(1) if match else text or "unknown").strip()

@@ -218,7 +218,7 @@ def load_pool(folder: Path, fingerprint: str | None = None) -> Pool:
             check_base(fingerprint, pool.fingerprint, f"the pool {folder}")
         for entry in manifest["sharers"]:
             pool.admit(entry["sharer"], _read_pieces(folder, entry), pool.fingerprint)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise PerPcsError(f"{folder} is not a pool: {error!r}; expected manifest.json") from None
     return pool
 

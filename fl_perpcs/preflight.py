@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fl_perpcs
-from fl_perpcs.config import Config, ConfigError, Value, load_config
+from fl_perpcs.config import PATH_KEYS, Config, ConfigError, Value, load_config
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.runs import default_run_dir
 
@@ -43,7 +43,7 @@ def check(values: Mapping[str, Value], app_dir: Path) -> Config:
 def absolute_paths(values: Mapping[str, Value]) -> dict[str, Value]:
     """Return the values with paths made absolute: Flower runs the app in another folder."""
     resolved = dict(values)
-    for key in ("run.dir", "data.folder", "adaptation.adapter"):
+    for key in PATH_KEYS:
         if isinstance(value := values.get(key), str) and value:
             resolved[key] = str(Path(value).expanduser().absolute())
     if isinstance(name := values.get("lm.name"), str) and name:
@@ -87,10 +87,6 @@ def _folder_problems(folder: Path) -> list[str]:
 def _resource_problems(config: Config) -> list[str]:
     cpus, gpus = config.federation.client_cpus, config.federation.client_gpus
     problems = []
-    if cpus != int(cpus):
-        problems.append(
-            f"federation.client-cpus = {cpus}: Flower gives whole CPUs; expected 1, 2, …"
-        )
     if cpus > (os.cpu_count() or 1):
         problems.append(
             f"federation.client-cpus = {cpus} is more than the {os.cpu_count()} CPUs of this"

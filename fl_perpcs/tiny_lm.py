@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging as hf_logging
 
 from fl_perpcs.data.film_words import (
     COMPANIONS,
@@ -75,9 +76,9 @@ class Recipe:
     intermediate: int = 256
     layers: int = 4
     heads: int = 4
-    users: int = 800
+    users: int = 600
     items: int = 32
-    steps: int = 400
+    steps: int = 300
     batch: int = 64
     lr: float = 4e-3
     prompt_weight: float = 0.1
@@ -87,7 +88,8 @@ class Recipe:
 
     def digest(self) -> str:
         """Return a digest of the recipe, the vocabulary and a sample of the text."""
-        sample = [self._population().user(f"user-{number:04d}") for number in range(64)]
+        population = self._population()
+        sample = [population.user(user_id) for user_id in population.user_ids()[:64]]
         content = [asdict(self), build_vocabulary(), [asdict(user) for user in sample]]
         return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:12]
 
@@ -170,6 +172,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=EOS,
         padding_side="right",
+        model_input_names=["input_ids", "attention_mask"],
         model_max_length=512,
         clean_up_tokenization_spaces=False,
     )
@@ -191,12 +194,25 @@ def _train_into(folder: Path, recipe: Recipe, show_progress: bool) -> None:
     try:
         tokenizer = build_tokenizer()
         model = pretrain(recipe, tokenizer, show_progress)
-        model.save_pretrained(draft)
+        with _no_hub_bars():
+            model.save_pretrained(draft)
         tokenizer.save_pretrained(draft)
         draft.chmod(0o755)
         draft.replace(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def _no_hub_bars() -> Iterator[None]:
+    """Keep transformers from drawing a bar of its own for the one file that is written."""
+    before = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if before:
+            hf_logging.enable_progress_bar()
 
 
 def pretrain(

@@ -1,6 +1,7 @@
 """The one fine-tuning loop: adaptation, sharers' adapters, gates and the reference use it."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -90,18 +91,16 @@ def fit(
         )
     device = parameters[0].device
     start = [p.detach().clone() for p in parameters] if proximal_mu else []
-    frozen = [p for p in model.parameters() if p.requires_grad]
-    _require_grad(frozen, False)
-    _require_grad(parameters, True)
     optimizer = torch.optim.AdamW(
         parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay
     )
+    optimizer.zero_grad()  # an earlier fit may have failed half-way
     schedule = get_scheduler(
         settings.schedule, optimizer, num_warmup_steps=0, num_training_steps=settings.steps
     )
     losses = []
-    model.train()
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    devices = [device] if device.type == "cuda" else []
+    with _only_training(model, parameters), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         stream = _batches(encoded, settings.batch_size, pad, seed)
         for _ in range(settings.steps):
@@ -122,9 +121,6 @@ def fit(
             schedule.step()
             optimizer.zero_grad()
             losses.append(step_loss)
-    model.eval()
-    _require_grad(parameters, False)
-    _require_grad(frozen, True)
     return losses
 
 
@@ -160,6 +156,20 @@ def _add_proximal_gradient(
                 parameter.grad += mu * (parameter - origin)
 
 
-def _require_grad(parameters: Sequence[torch.nn.Parameter], value: bool) -> None:
+@contextmanager
+def _only_training(model: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+    """Let gradients reach these parameters alone, and leave the model as it was."""
+    others = [p for p in model.parameters() if p.requires_grad]
+    for parameter in others:
+        parameter.requires_grad_(False)
     for parameter in parameters:
-        parameter.requires_grad_(value)
+        parameter.requires_grad_(True)
+    model.train()
+    try:
+        yield
+    finally:
+        model.eval()
+        for parameter in parameters:
+            parameter.requires_grad_(False)
+        for parameter in others:
+            parameter.requires_grad_(True)

@@ -1,8 +1,7 @@
 """What the tests share: a random little LM on disk, and a federation of a few seconds.
 
-``PERPCS_HOME`` is a folder of this test session for every test but the end-to-end tests, which
-keep the one of the environment (or the default): the tiny LM is pre-trained there once, not
-anew in each session.
+``PERPCS_HOME`` is a temporary folder for every test but the end-to-end tests, which keep the one
+of the environment (or the default): the tiny LM is pre-trained there once, not anew each time.
 """
 
 import os

@@ -20,14 +20,17 @@ from fl_perpcs.tasks import MOVIE_TAGGING
 FAVOURITES = 6
 """Film kinds that a community mostly writes about."""
 
+DEALS = 2
+"""How many communities share a favourite kind, when there are enough communities."""
+
 FAVOURITE_SHARE = 0.94
 """Share of a community's descriptions that are about its favourite kinds."""
 
+TOPIC_SHAPE = 6.0
+"""Shape of the gamma factors on a user's topics; with a higher one users differ less."""
+
 HOBBY_SHARE = 0.1
 """Share of a user's descriptions that are about its hobby, a kind of its own."""
-
-USUAL_SHARE = 0.7
-"""Chance that a community gives a kind its usual (first) tag; else one of the other tags."""
 
 TAG_NOISE = 0.02
 """Chance that an item carries another plausible tag than its user's convention says."""
@@ -159,18 +162,15 @@ def make_community(seed: int, number: int) -> Community:
     Community
         Its name, topics and convention.
     """
-    rng = Random(derive_seed(seed, "community", number))
-    favourites = set(rng.sample(range(len(FILM_KINDS)), FAVOURITES))
-    others = len(FILM_KINDS) - FAVOURITES
-    topics = tuple(
-        FAVOURITE_SHARE / FAVOURITES if kind in favourites else (1 - FAVOURITE_SHARE) / others
-        for kind in range(len(FILM_KINDS))
-    )
-    convention = tuple(
-        kind.tags[0] if rng.random() < USUAL_SHARE else rng.choice(kind.tags[1:])
-        for kind in FILM_KINDS
-    )
-    return Community(f"community-{number}", topics, convention)
+    rest = 1 - FAVOURITE_SHARE
+    topics = [rest / len(FILM_KINDS)] * len(FILM_KINDS)
+    favourites = _dealt_kinds(seed, number)
+    for kind in favourites:
+        topics[kind] += FAVOURITE_SHARE / len(favourites)
+
+    rng = Random(derive_seed(seed, "convention", number))
+    convention = tuple(rng.choice(kind.tags) for kind in FILM_KINDS)
+    return Community(f"community-{number}", tuple(topics), convention)
 
 
 def describe(rng: Random, kind: FilmKind) -> str:
@@ -200,6 +200,23 @@ def describe(rng: Random, kind: FilmKind) -> str:
     return " ".join(sentences)
 
 
+def _dealt_kinds(seed: int, number: int) -> list[int]:
+    """Return a community's favourite kinds, as indices into ``FILM_KINDS``.
+
+    Kinds are dealt like cards, several rounds of them to every ``table`` communities: no two
+    communities then share many favourites, and most kinds are a favourite of more than one.
+    """
+    hand = FAVOURITES // DEALS
+    table = len(FILM_KINDS) // hand
+    seat = number % table
+    favourites = []
+    for deal in range(DEALS):
+        cards = list(range(len(FILM_KINDS)))
+        Random(derive_seed(seed, "deal", deal, number // table)).shuffle(cards)
+        favourites += cards[seat * hand : (seat + 1) * hand]
+    return favourites
+
+
 def _user_id(number: int) -> str:
     return f"user-{number:04d}"
 
@@ -210,7 +227,7 @@ def _own_taste(rng: Random, community: Community) -> tuple[list[float], list[str
     The hobby is not among the community's favourites: a quirk in one of those would make the
     users of a community contradict each other, and nobody could be helped by anybody.
     """
-    weights = [share * rng.gammavariate(4.0, 1.0) for share in community.topics]
+    weights = [share * rng.gammavariate(TOPIC_SHAPE, 1.0) for share in community.topics]
     topics = [(1 - HOBBY_SHARE) * weight / sum(weights) for weight in weights]
     convention = list(community.convention)
 
