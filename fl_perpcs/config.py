@@ -86,9 +86,9 @@ class DataSection(Section):
     """``personas`` (synthetic) or ``debian-synopsis``."""
     folder: str = ""
     """The source's files, absolute; empty: where ``perpcs fetch`` puts them."""
-    users: Positive = 44
+    users: Positive = 54
     """Synthetic users (``personas`` only)."""
-    communities: Positive = 4
+    communities: Positive = 6
     """Communities of synthetic users (``personas`` only)."""
     history: Annotated[int, Field(ge=4)] = 48
     """Mean history items of a synthetic user (``personas`` only)."""
@@ -99,11 +99,11 @@ class DataSection(Section):
 class RolesSection(Section):
     """How many users play which role; the roles are disjoint."""
 
-    base: Count = 12
+    base: Count = 18
     """Base users adapt the base LLM to the task."""
     candidates: Positive = 24
     """Candidates may be selected as sharers."""
-    targets: Positive = 8
+    targets: Positive = 12
     """Targets assemble an adapter from the pool and are evaluated."""
     order: Literal["random", "activity"] = "random"
     """``activity``: the most active users are targets (as published)."""
@@ -129,7 +129,7 @@ class LoraSection(Section):
 class FitSection(Section):
     """A training job."""
 
-    lr: Rate = 1e-2
+    lr: Rate = 5e-3
     """Learning rate of AdamW with betas (0.9, 0.95)."""
     steps: Positive = 60
     """Optimizer steps."""
@@ -152,6 +152,11 @@ class AdapterSection(FitSection):
 class GatesSection(FitSection):
     """Gates, trained on frozen adapters."""
 
+    lr: Rate = 3e-3
+    """Learning rate of AdamW with betas (0.9, 0.95)."""
+    steps: Positive = 50
+    """Optimizer steps."""
+
 
 class AdaptationSection(FitSection):
     """Base LLM adaptation."""
@@ -162,7 +167,7 @@ class AdaptationSection(FitSection):
     """Import path of any Flower strategy; each base user is a node to it."""
     rounds: Positive = 3
     """Rounds of the Flower strategy."""
-    steps: Positive = 15
+    steps: Positive = 20
     """Steps of each user in each round."""
     fraction_train: Share = 1.0
     """Share of the base users that train in each round."""
@@ -175,7 +180,7 @@ class AdaptationSection(FitSection):
 class SharersSection(Section):
     """Which candidates share, and how much."""
 
-    count: Positive = 12
+    count: Positive = 18
     """Sharers wanted, or clusters."""
     selection: Literal["k-means", "most-active", "random"] = "k-means"
     """``k-means``: the most active user of each cluster of history embeddings."""

@@ -17,6 +17,15 @@ from torch import Tensor
 from fl_perpcs.errors import PerPcsError
 
 PREFIX = "base_model.model."
+NOT_PLAIN = (
+    "use_dora",
+    "use_rslora",
+    "rank_pattern",
+    "alpha_pattern",
+    "modules_to_save",
+    "alora_invocation_tokens",
+)
+"""Settings in a PEFT config with which A and B alone do not say what the adapter does."""
 
 
 class Factors(NamedTuple):
@@ -101,10 +110,12 @@ def save_peft(adapter: Adapter, folder: Path, *, scale: float, base: str) -> Pat
     Raises
     ------
     PerPcsError
-        If the folder exists.
+        If the folder exists, or the adapter has no site.
     """
     if folder.exists():
         raise PerPcsError(f"{folder} exists; name a new folder for the adapter")
+    if not adapter:
+        raise PerPcsError("the adapter has no site; expected at least one")
     rank = max(f.A.shape[0] for f in adapter.values())
     config = LoraConfig(
         r=rank,
@@ -122,6 +133,11 @@ def save_peft(adapter: Adapter, folder: Path, *, scale: float, base: str) -> Pat
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}")
     shutil.rmtree(temporary, ignore_errors=True)
     config.save_pretrained(str(temporary))
+    # PEFT keeps the modules as a set, whose order changes from process to process.
+    path = temporary / "adapter_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["target_modules"].sort()
+    path.write_text(json.dumps(settings, indent=2), encoding="utf-8")
     save_file(
         {name: t.detach().cpu().contiguous() for name, t in tensors.items()},
         temporary / "adapter_model.safetensors",
@@ -154,17 +170,7 @@ def load_peft(folder: Path) -> tuple[Adapter, float]:
             f"{folder} is not a PEFT folder with adapter_config.json and"
             f" adapter_model.safetensors ({error})"
         ) from None
-    odd = [
-        key
-        for key in (
-            "use_dora",
-            "use_rslora",
-            "rank_pattern",
-            "alpha_pattern",
-            "modules_to_save",
-        )
-        if config.get(key)
-    ]
+    odd = [key for key in NOT_PLAIN if config.get(key)]
     if kind != "LORA" or odd:
         raise PerPcsError(
             f"{folder} holds peft_type {kind!r} with {', '.join(odd) or 'no options'};"

@@ -124,9 +124,10 @@ def stop_processes_of(home: Path) -> None:
 
 
 def test_a_client_that_raises_ends_the_run_with_its_message(tmp_path):
-    done = perpcs_run(tmp_path / "run", **{"lm.max-length": 16})
+    done = perpcs_run(tmp_path / "run", **{"adapter.lr": 1e30})
     assert done.returncode == 1
-    assert "lm.max-length" in done.stderr
+    assert "phase 'share'" in done.stderr
+    assert "lower the lr" in done.stderr
     assert "Traceback" not in done.stderr
     assert read_lines(tmp_path / "run" / "events.jsonl")[-1]["status"] == "failed"
 
