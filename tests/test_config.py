@@ -137,10 +137,10 @@ def test_a_section_is_not_a_key():
 
 
 CONFLICTS = {
-    "too few users": ({"data.users": 43}, "raise data.users to 44"),
+    "too few users": ({"data.users": 53}, "raise data.users to 54"),
     "more communities than users": (
-        {"data.users": 44, "data.communities": 45},
-        "data.communities = 45 is more",
+        {"data.users": 54, "data.communities": 55},
+        "data.communities = 55 is more",
     ),
     "more sharers than candidates": ({"sharers.count": 25}, "sharers.count = 25 is more"),
     "one base user": ({"roles.base": 1}, "at least 2 base users"),
@@ -174,7 +174,7 @@ def test_what_cannot_be_combined_is_refused(case):
 @pytest.mark.parametrize(
     "values",
     [
-        {"data.users": 44},
+        {"data.users": 54},
         {"data.source": "debian-synopsis", "data.users": 1, "data.communities": 9},
         {"sharers.count": 24},
         {"roles.base": 0, "adaptation.mode": "none", "adaptation.strategy": "unused"},

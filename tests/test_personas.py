@@ -60,12 +60,16 @@ def test_kinds_have_three_plausible_tags_and_all_tags_occur():
 @pytest.mark.parametrize("seed", range(5))
 def test_communities_differ_in_topics_and_in_labels(seed):
     communities = [make_community(seed, number) for number in range(6)]
+    agreement = []
     for number, one in enumerate(communities):
         assert sum(one.topics) == pytest.approx(1)
         for other in communities[:number]:
             assert overlap(one.topics, other.topics) < 0.75
-            same = sum(a == b for a, b in zip(one.convention, other.convention, strict=True))
-            assert same < len(FILM_KINDS) * 0.75
+            same = [a == b for a, b in zip(one.convention, other.convention, strict=True)]
+            assert not all(same)
+            agreement.append(sum(same) / len(same))
+    # A kind has a usual tag, so they agree on about two thirds.
+    assert 0.5 < sum(agreement) / len(agreement) < 0.8
 
 
 def test_users_of_a_community_write_alike_and_not_the_same():

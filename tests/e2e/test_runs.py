@@ -88,6 +88,7 @@ def test_plain_flwr_run_gives_the_same_bytes(two_nodes, tmp_path):
     folder, home = tmp_path / "run", tmp_path / "flwr"
     home.mkdir()
     environment = os.environ | {
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
         "FLWR_HOME": str(home),
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_TELEMETRY_ENABLED": "0",
