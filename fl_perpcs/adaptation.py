@@ -39,7 +39,7 @@ def task_adapter(config: Config, spec: PoolSpec, grid: UserGrid) -> Adapter:
     if config.adaptation.mode == "none":
         return {}
     if config.adaptation.mode == "load":
-        return load_adaptation(config)
+        return load_adaptation(config, spec.shapes)
     strategy = _flower_strategy(config, len(grid.users))
     # Flower's strategies sample nodes with the global generator.
     random.seed(derive_seed(config.seed, "adaptation"))
@@ -81,6 +81,8 @@ def _flower_strategy(config: Config, users: int) -> Strategy:
         "fraction_evaluate": config.adaptation.fraction_evaluate,
         "min_available_nodes": users,
     }
+    if config.adaptation.proximal_mu:
+        options["proximal_mu"] = config.adaptation.proximal_mu
     try:
         # FedAvg's subclasses pass options on as **kwargs.
         parameters = inspect.signature(make).parameters

@@ -113,7 +113,7 @@ def merge(stack: Stack, weights: Mapping[int, float] | Choice, how: str) -> Fact
         Which pieces of the stack, with which weight.
     how : {"factor", "delta"}
         ``factor``: A = Σ w_i A_i and B = Σ w_i B_i, of rank r, as published. ``delta``:
-        B·A = Σ w_i B_i A_i exactly, of rank k·r.
+        B·A = Σ w_i B_i A_i exactly, of rank r times the number of pieces.
 
     Returns
     -------
@@ -157,6 +157,7 @@ def choose(
     dict of str to Choice
     """
     batch = batch.to(lm.device)
+    predicts_response = batch.predicts_response
     choices: dict[str, Choice] = {}
 
     def hook_for(site: str) -> Any:
@@ -164,7 +165,7 @@ def choose(
             if site not in stacks:
                 empty_site(layer)
                 return
-            query = site_query(args[0], batch.predicts_response)
+            query = site_query(args[0], predicts_response)
             choice = select(gate_scores(stacks[site].gates, query), how, generator)
             put_factors(layer, merge(stacks[site], choice, how.merge))
             choices[site] = choice
@@ -208,7 +209,7 @@ def assemble(
     ----------
     lm : LM
     stacks : mapping of str to Stack
-        As in :func:`choose`.
+        As in :func:`choose`, on any device.
     batches : sequence of Batch
     how : AssemblySection
     seed : int
@@ -220,6 +221,7 @@ def assemble(
         Weights of each site sum to 1; sharers in the order of the stack.
     """
     generator = torch.Generator().manual_seed(seed)
+    stacks = on_device(stacks, lm.device)
     totals = {
         site: torch.zeros(len(stack.sharers), dtype=torch.float64) for site, stack in stacks.items()
     }

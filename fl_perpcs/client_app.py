@@ -73,8 +73,8 @@ def adapt(message: Message, context: Context) -> Message:
 def evaluate_adaptation(message: Message, context: Context) -> Message:
     """Evaluate the task adapter on a base user's queries."""
     start, job = time.perf_counter(), open_job(message, context)
-    loss = users.query_loss(job, unpack_adapter(arrays_of(message)))
-    metrics = {"num-examples": len(job.user.queries), "eval-loss": loss}
+    loss, queries = users.query_loss(job, unpack_adapter(arrays_of(message)))
+    metrics = {"num-examples": queries, "eval-loss": loss}
     return answer(message, metrics=metrics, worker=worker_facts(start))
 
 

@@ -49,7 +49,8 @@ class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "demo"
     """Names the run folder."""
     dir: str = ""
-    """The run folder, absolute. Empty: ``$PERPCS_HOME/runs/<name>-<time>``."""
+    """The run folder, absolute. Empty: a new one in ``./runs`` with ``perpcs run``, in
+    ``$PERPCS_HOME/runs`` with plain ``flwr run``."""
     timeout: Rate = 3600.0
     """Seconds without any reply after which a phase fails."""
     window: Positive = 16
@@ -72,7 +73,7 @@ class LMSection(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     """Type of the frozen weights; adapters and gates are trained in float32."""
     device: str = "auto"
-    """``auto`` (a GPU if the worker was given one), ``cpu``, ``cuda``, ``cuda:1`` …"""
+    """``auto`` (a GPU if ``federation.client-gpus`` > 0), ``cpu``, ``cuda``, ``cuda:1`` …"""
     max_length: Annotated[int, Field(ge=16)] = 128
     """Tokens of a training example; longer inputs are shortened, responses never."""
     trust_remote_code: bool = False
@@ -169,6 +170,8 @@ class AdaptationSection(FitSection):
     """Rounds of the Flower strategy."""
     steps: Positive = 20
     """Steps of each user in each round."""
+    proximal_mu: Annotated[float, Field(ge=0)] = 0.0
+    """μ of strategies with a proximal term, such as FedProx; 0: their own default."""
     fraction_train: Share = 1.0
     """Share of the base users that train in each round."""
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -197,7 +200,8 @@ class AssemblySection(Section):
     """How a target chooses pieces and merges them."""
 
     merge: Literal["factor", "delta"] = "factor"
-    """``factor``: (Σ wB)(Σ wA), as published; ``delta``: Σ wBA, exact, of rank k·r."""
+    """``factor``: (Σ wB)(Σ wA), as published; ``delta``: Σ wBA, exact, of rank r times
+    the number of pieces that any batch chose."""
     selection: Literal["top-k", "top-p", "sample", "sample-top-p"] = "top-k"
     """Which of the scored pieces are chosen; see :func:`fl_perpcs.assembly.select`."""
     top_k: Positive = 3
@@ -267,12 +271,12 @@ class Config(Section):
     @property
     def target_modules(self) -> list[str]:
         """The adapted modules' names."""
-        return _words(self.lora.target_modules)
+        return words(self.lora.target_modules)
 
     @property
     def methods(self) -> list[str]:
         """The evaluated methods' names."""
-        return _words(self.evaluation.methods)
+        return words(self.evaluation.methods)
 
     def flat(self) -> dict[str, Value]:
         """Return the config as Flower writes it: ``{"assembly.top-k": 3, ...}``."""
@@ -359,7 +363,7 @@ def _conflicts(config: Config) -> list[str]:
                 f"data.communities = {data.communities} is more than data.users = {data.users};"
                 " lower it"
             )
-    if sharers.count > roles.candidates:
+    if not sharers.pool and sharers.count > roles.candidates:
         problems.append(
             f"sharers.count = {sharers.count} is more than roles.candidates = {roles.candidates};"
             " lower the first or raise the second"
@@ -420,7 +424,8 @@ def _describe(error: Any) -> str:
     return f"{key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """Return the parts of a comma-separated value."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 

@@ -9,7 +9,7 @@ from fl_perpcs.config import EvaluationSection
 from fl_perpcs.data import Example
 from fl_perpcs.lm import LM
 from fl_perpcs.tasks import Task
-from fl_perpcs.tasks.metrics import METRICS
+from fl_perpcs.tasks.metrics import score
 from fl_perpcs.text import encode, encode_prompt, in_batches
 from fl_perpcs.training import mean_loss
 
@@ -71,7 +71,7 @@ def evaluate(
         return Evaluation([], metrics)
     predictions = generate(lm, task, [q.input for q in queries], how, max_length, seed)
     for name in task.metrics:
-        scores = [METRICS[name](p, q.output) for p, q in zip(predictions, queries, strict=True)]
+        scores = [score(name, p, q.output) for p, q in zip(predictions, queries, strict=True)]
         metrics[name] = sum(scores) / max(len(scores), 1)
     return Evaluation(predictions, metrics)
 

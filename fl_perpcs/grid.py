@@ -183,6 +183,7 @@ class UserGrid(Grid):
             content,
             self.hosts[user],
             message.metadata.message_type,
+            ttl=message.metadata.ttl,
             group_id=message.metadata.group_id,
         )
         ids = list(self.inner.push_messages([sent]))

@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from fl_perpcs.config import Config, LoraSection
+from fl_perpcs.config import Config, LoraSection, words
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import home
 from fl_perpcs.pieces import Adapter, Factors, load_peft
@@ -103,7 +103,7 @@ def load_lm(config: Config) -> LM:
         raise PerPcsError(f"the tokenizer of lm.name = {config.lm.name!r} has no eos token")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
-    base.to(_device(config.lm.device))  # type: ignore[arg-type]  # transformers' own wrapper
+    base.to(_device(config))  # type: ignore[arg-type]  # transformers' own wrapper
     return attach(base, tokenizer, config.lora)
 
 
@@ -124,6 +124,7 @@ def attach(base: Any, tokenizer: PreTrainedTokenizerBase, lora: LoraSection) -> 
     """
     fingerprint = _fingerprint(base.state_dict())
     model = _with_slot(base, lora)
+    model.eval()  # a new slot's dropout is active
     return LM(model, tokenizer, _sites(model), fingerprint)
 
 
@@ -175,7 +176,7 @@ def shapes_of(lm: LM) -> dict[str, tuple[int, int]]:
 def put_adapter(lm: LM, adapter: Adapter) -> None:
     """Put an adapter in the slot; sites that it lacks get B = 0, no update.
 
-    The rank may differ from the slot's (delta merges have rank k·r).
+    The rank may differ from the slot's (delta merges have a higher one).
 
     Raises
     ------
@@ -224,7 +225,16 @@ def adapter_parameters(lm: LM) -> list[torch.nn.Parameter]:
 
 
 def merge_into_base(lm: LM, adapter: Adapter) -> None:
-    """Add an adapter's update to the base weights, for good, and empty the slot."""
+    """Add an adapter's update to the base weights, for good, and empty the slot.
+
+    The sum is rounded to the weights' type: in bfloat16 much of a small update is lost.
+
+    Raises
+    ------
+    PerPcsError
+        If the adapter has sites that the base LLM lacks.
+    """
+    fingerprint = f"{lm.fingerprint}+{adapter_digest(adapter)}"
     put_adapter(lm, adapter)
     with torch.no_grad():
         for layer in lm.sites.values():
@@ -232,7 +242,7 @@ def merge_into_base(lm: LM, adapter: Adapter) -> None:
             # PEFT knows how each kind of layer lays out its weight (Conv1D is transposed).
             weight += cast(Any, layer).get_delta_weight(SLOT).to(weight.dtype)
             empty_site(layer)
-    lm.fingerprint = f"{lm.fingerprint}+{adapter_digest(adapter)}"
+    lm.fingerprint = fingerprint
 
 
 def adapter_digest(adapter: Adapter) -> str:
@@ -240,12 +250,18 @@ def adapter_digest(adapter: Adapter) -> str:
     digest = hashlib.sha256()
     for site in sorted(adapter):
         for factor in adapter[site]:
-            digest.update(site.encode() + factor.contiguous().numpy().tobytes())
+            digest.update(site.encode() + factor.detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:16]
 
 
-def load_adaptation(config: Config) -> Adapter:
+def load_adaptation(config: Config, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
     """Read the task adapter of ``adaptation.mode = "load"``, of the config's α/r.
+
+    Parameters
+    ----------
+    config : Config
+    shapes : mapping of str to (int, int)
+        (d_in, d_out) of the base LLM's sites.
 
     Raises
     ------
@@ -254,7 +270,6 @@ def load_adaptation(config: Config) -> Adapter:
     """
     folder = Path(config.adaptation.adapter)
     adapter, scale = load_peft(folder)
-    shapes = site_shapes(config)
     for site, (A, B) in adapter.items():
         if site not in shapes or shapes[site] != (A.shape[1], B.shape[0]):
             raise PerPcsError(
@@ -266,7 +281,6 @@ def load_adaptation(config: Config) -> Adapter:
 
 
 def _with_slot(base: Any, lora: LoraSection) -> PeftModel:
-    names = [name.strip() for name in lora.target_modules.split(",") if name.strip()]
     try:
         return get_peft_model(
             base,
@@ -274,7 +288,7 @@ def _with_slot(base: Any, lora: LoraSection) -> PeftModel:
                 r=lora.rank,
                 lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides it by r
                 lora_dropout=lora.dropout,
-                target_modules=names,
+                target_modules=words(lora.target_modules),
                 task_type="CAUSAL_LM",
             ),
         )
@@ -297,9 +311,12 @@ def _shapes(sites: Mapping[str, LoraLayer]) -> dict[str, tuple[int, int]]:
     return cast(dict[str, tuple[int, int]], shapes)
 
 
-def _device(name: str) -> torch.device:
+def _device(config: Config) -> torch.device:
+    name = config.lm.device
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # A worker that was given no GPU may see one all the same.
+        wanted = config.federation.client_gpus > 0 and torch.cuda.is_available()
+        return torch.device("cuda" if wanted else "cpu")
     try:
         device = torch.device(name)
         torch.empty(0, device=device)

@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fl_perpcs.assembly import Recipe
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import source_digest
-from fl_perpcs.pieces import Adapter, Factors, Piece
+from fl_perpcs.pieces import Adapter, Factors, Piece, name_tensors, pieces_of
 from fl_perpcs.pool import Stack, check_base
 
 ENVELOPE = "envelope"
@@ -111,21 +111,24 @@ def pack_adapter(adapter: Adapter) -> ArrayRecord:
 
 
 def unpack_adapter(record: ArrayRecord) -> Adapter:
-    """Read an adapter back."""
+    """Read an adapter back.
+
+    Raises
+    ------
+    PerPcsError
+        If a site lacks a factor.
+    """
     tensors = _unpack(record)
     sites = [name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
-    return {s: Factors(tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"]) for s in sites}
+    try:
+        return {s: Factors(tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"]) for s in sites}
+    except KeyError as error:
+        raise PerPcsError(f"the adapter lacks {error}") from None
 
 
 def pack_pieces(pieces: list[Piece]) -> ArrayRecord:
-    """Write pieces as arrays ``<site>.lora_A``, ``<site>.lora_B`` and ``<site>.gate``."""
-    return _pack(
-        {
-            f"{piece.site}.{name}": tensor
-            for piece in pieces
-            for name, tensor in (("lora_A", piece.A), ("lora_B", piece.B), ("gate", piece.gate))
-        }
-    )
+    """Write pieces as arrays, named as by :func:`fl_perpcs.pieces.name_tensors`."""
+    return _pack(name_tensors(pieces))
 
 
 def unpack_pieces(record: ArrayRecord) -> list[Piece]:
@@ -136,15 +139,7 @@ def unpack_pieces(record: ArrayRecord) -> list[Piece]:
     PerPcsError
         If a piece lacks a factor or its gate.
     """
-    tensors = _unpack(record)
-    sites = [name.removesuffix(".gate") for name in tensors if name.endswith(".gate")]
-    try:
-        return [
-            Piece(s, tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"], tensors[f"{s}.gate"])
-            for s in sites
-        ]
-    except KeyError as error:
-        raise PerPcsError(f"the shared pieces lack {error}") from None
+    return pieces_of(_unpack(record))
 
 
 def pack_pool(stacks: Mapping[str, Stack], fingerprint: str) -> RecordDict:

@@ -100,6 +100,8 @@ def open_job(message: Message, context: Context) -> Job:
         LLM cannot be loaded.
     """
     user_id, phase = open_envelope(message)
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
     config = worker_config(tuple(sorted(context.run_config.items())))
     source = _source(config)
     if user_id not in hosted_users(source, context):

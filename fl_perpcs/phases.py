@@ -187,13 +187,14 @@ class Answers:
     def collect(self, user: str, reply: Message) -> None:
         """Add a user's predictions."""
         info = info_of(reply)
-        for query, gold, prediction in zip(
-            info["queries"], info["golds"], info["predictions"] or info["golds"], strict=True
-        ):
-            row = {"user": user, "query": query, "gold": gold}
-            if info["predictions"]:
-                row["prediction"] = prediction
-            self.rows.append(row)
+        rows = [
+            {"user": user, "query": query, "gold": gold}
+            for query, gold in zip(info["queries"], info["golds"], strict=True)
+        ]
+        # Empty if no answers were generated.
+        for row, prediction in zip(rows, info["predictions"], strict=False):
+            row["prediction"] = prediction
+        self.rows += rows
         if user == self.setting.roles.targets[-1]:
             self.setting.run.write_lines(f"predictions/{self.method}.jsonl", self.rows)
 

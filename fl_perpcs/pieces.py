@@ -71,6 +71,33 @@ def join(pieces: Iterable[Piece]) -> Adapter:
     return {piece.site: Factors(piece.A, piece.B) for piece in pieces}
 
 
+def name_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
+    """Return pieces as tensors ``<site>.lora_A``, ``<site>.lora_B`` and ``<site>.gate``."""
+    return {
+        f"{piece.site}.{name}": tensor
+        for piece in pieces
+        for name, tensor in (("lora_A", piece.A), ("lora_B", piece.B), ("gate", piece.gate))
+    }
+
+
+def pieces_of(tensors: Mapping[str, Tensor]) -> list[Piece]:
+    """Return pieces from named tensors; the inverse of :func:`name_tensors`.
+
+    Raises
+    ------
+    PerPcsError
+        If a piece lacks a factor or its gate.
+    """
+    sites = dict.fromkeys(name.rpartition(".")[0] for name in tensors)
+    try:
+        return [
+            Piece(s, tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"], tensors[f"{s}.gate"])
+            for s in sites
+        ]
+    except KeyError as error:
+        raise PerPcsError(f"the pieces lack {error}; expected A, B and a gate of each") from None
+
+
 def stack(first: Adapter, second: Adapter) -> Adapter:
     """Return the adapter whose update is the sum of two updates, exactly.
 

@@ -19,7 +19,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.pieces import Piece
+from fl_perpcs.pieces import Piece, name_tensors, pieces_of
 
 FORMAT = 1
 """Version of the folder's layout."""
@@ -174,7 +174,7 @@ def save_pool(pool: Pool, folder: Path) -> Path:
     sharers = []
     for number, sharer in enumerate(sorted(pool.pieces)):
         name = f"pieces-{number:06d}.safetensors"
-        data = save(_named_tensors(pool.pieces[sharer]))
+        data = save({n: x.contiguous() for n, x in name_tensors(pool.pieces[sharer]).items()})
         (temporary / name).write_bytes(data)
         sharers.append({"sharer": sharer, "file": name, "sha256": hashlib.sha256(data).hexdigest()})
     manifest = {
@@ -234,19 +234,7 @@ def _read_pieces(folder: Path, entry: Mapping[str, Any]) -> list[Piece]:
         tensors = load(data)
     except SafetensorError as error:
         raise PerPcsError(f"{folder / name} is not a safetensors file: {error}") from None
-    sites = [key.removesuffix(".lora_A") for key in tensors if key.endswith(".lora_A")]
-    return [
-        Piece(site, tensors[f"{site}.lora_A"], tensors[f"{site}.lora_B"], tensors[f"{site}.gate"])
-        for site in sites
-    ]
-
-
-def _named_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
-    return {
-        f"{piece.site}.{name}": tensor.contiguous()
-        for piece in pieces
-        for name, tensor in (("lora_A", piece.A), ("lora_B", piece.B), ("gate", piece.gate))
-    }
+    return pieces_of(tensors)
 
 
 def _check_piece(piece: Piece, spec: PoolSpec, sharer: str) -> None:

@@ -28,7 +28,7 @@ def result_table(rows: Sequence[dict[str, Any]], task: Task) -> list[dict[str, A
     """
     methods: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
-        if row["phase"].startswith(PREFIX):
+        if row["phase"].startswith(PREFIX) and "tokens" in row:
             methods.setdefault(row["phase"].removeprefix(PREFIX), []).append(row)
     table = []
     for method, found in methods.items():

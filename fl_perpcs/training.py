@@ -125,7 +125,7 @@ def fit(
 
 
 def mean_loss(model: Any, batches: Sequence[Batch], device: torch.device) -> float:
-    """Return the response loss per token over batches, in nats."""
+    """Return the response loss per token over batches, in nats; 0 over no batch."""
     total, count = 0.0, 0
     model.eval()
     with torch.inference_mode():

@@ -4,7 +4,7 @@ from typing import cast
 
 import torch
 
-from fl_perpcs.assembly import Recipe, assemble, cook, on_device
+from fl_perpcs.assembly import Recipe, assemble, cook
 from fl_perpcs.evaluation import Evaluation, evaluate
 from fl_perpcs.gates import train_gates
 from fl_perpcs.lm import adapter_parameters, put_adapter, take_adapter
@@ -38,13 +38,21 @@ def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter
     return take_adapter(job.lm), sum(losses) / len(losses)
 
 
-def query_loss(job: Job, adapter: Adapter) -> float:
-    """Return the response loss of the task adapter on a base user's queries, nats per token."""
+def query_loss(job: Job, adapter: Adapter) -> tuple[float, int]:
+    """Evaluate the task adapter on a base user's queries.
+
+    Returns
+    -------
+    loss : float
+        Response loss, nats per token.
+    queries : int
+        How many it is the loss of; 0 if none fits ``lm.max-length``.
+    """
     put_adapter(job.lm, adapter)
     task, tokenizer = job.source.task, job.lm.tokenizer
     encoded = encode(job.user.queries, task, tokenizer, job.config.lm.max_length)
-    size = job.config.evaluation.batch_size
-    return mean_loss(job.lm.model, in_batches(encoded, size, job.pad), job.lm.device)
+    batches = in_batches(encoded, job.config.evaluation.batch_size, job.pad)
+    return mean_loss(job.lm.model, batches, job.lm.device), len(encoded)
 
 
 def train_adapter(job: Job) -> list[float]:
@@ -113,7 +121,6 @@ def history_embedding(job: Job) -> torch.Tensor:
 def assemble_from(job: Job, stacks: dict[str, Stack]) -> Recipe:
     """Assemble a target's adapter from the pool, leave it in the slot and return its recipe."""
     how = job.config.assembly
-    stacks = on_device(stacks, job.lm.device)
     batches = job.history_batches(how.batch_size, last=how.max_history)
     recipe = assemble(job.lm, stacks, batches, how, job.seed("assembly"))
     put_adapter(job.lm, cook(recipe, stacks, how.merge))

@@ -32,6 +32,7 @@ from fl_perpcs.lm import (
     merge_into_base,
     put_adapter,
     shapes_of,
+    site_shapes,
     take_adapter,
 )
 from fl_perpcs.pieces import Adapter, Factors, join, load_peft, save_peft, split, stack
@@ -211,7 +212,7 @@ def test_an_imported_adaptation_is_brought_to_the_configs_scale(
         small_config({"adaptation.mode": "load", "adaptation.adapter": str(tmp_path / "own")})
     )
     lm = make_lm()  # α/r = 2, the folder's is 4
-    merge_into_base(lm, load_adaptation(config))
+    merge_into_base(lm, load_adaptation(config, site_shapes(config)))
     torch.testing.assert_close(logits(lm.model), logits(written), atol=1e-5, rtol=0)
 
 
@@ -222,7 +223,7 @@ def test_an_adaptation_of_another_shape_is_refused(tmp_path, small_config):
         small_config({"adaptation.mode": "load", "adaptation.adapter": str(folder)})
     )
     with pytest.raises(PerPcsError, match="does not fit"):
-        load_adaptation(config)
+        load_adaptation(config, site_shapes(config))
 
 
 @pytest.mark.parametrize(

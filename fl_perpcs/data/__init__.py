@@ -25,7 +25,7 @@ class User:
     """A user: the history that personalizes, and the held-out queries that measure.
 
     ``group`` is what is known of the user from outside (the community of a synthetic user);
-    no strategy sees it, reports may.
+    it is there for reports, and no strategy should look at it.
     """
 
     id: str
