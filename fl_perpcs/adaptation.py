@@ -17,7 +17,9 @@ from fl_perpcs.pool import PoolSpec
 from fl_perpcs.seeds import derive_seed
 
 
-def task_adapter(config: Config, spec: PoolSpec, grid: UserGrid) -> Adapter:
+def task_adapter(
+    config: Config, spec: PoolSpec, grid: UserGrid, strategy: Strategy | None
+) -> Adapter:
     """Return the task adapter that ``adaptation.mode`` asks for, empty for none.
 
     Parameters
@@ -27,20 +29,20 @@ def task_adapter(config: Config, spec: PoolSpec, grid: UserGrid) -> Adapter:
         Sites and their shapes.
     grid : UserGrid
         With the base users in sight.
+    strategy : Strategy or None
+        Of :func:`flower_strategy`.
 
     Raises
     ------
     PerPcsError
-        If the strategy cannot be imported or returns nothing, or the adapter's folder does
-        not fit.
+        If the strategy returns nothing, or the adapter's folder does not fit.
     PhaseError
         If a base user fails.
     """
-    if config.adaptation.mode == "none":
-        return {}
     if config.adaptation.mode == "load":
         return load_adaptation(config, spec.shapes)
-    strategy = _flower_strategy(config, len(grid.users))
+    if strategy is None:
+        return {}
     # Flower's strategies sample nodes with the global generator.
     random.seed(derive_seed(config.seed, "adaptation"))
     start = initial_adapter(spec.shapes, spec.rank, config.seed)
@@ -69,17 +71,30 @@ def import_name(key: str, path: str) -> Any:
     except (ImportError, AttributeError, ValueError) as error:
         raise PerPcsError(
             f"{key} = {path!r} cannot be imported ({error});"
-            ' expected "package.module:name" of something installed here'
+            ' expected "package.module:name" of something installed, or in the folder of the run'
         ) from None
 
 
-def _flower_strategy(config: Config, users: int) -> Strategy:
-    """Build the strategy with those of our options that it takes."""
+def flower_strategy(config: Config) -> Strategy | None:
+    """Build the adaptation's strategy with those of our options that it takes.
+
+    Returns
+    -------
+    Strategy or None
+        None if ``adaptation.mode`` needs none.
+
+    Raises
+    ------
+    PerPcsError
+        If it cannot be imported or built, or is no Flower strategy.
+    """
+    if config.adaptation.mode != "federated":
+        return None
     make = import_name("adaptation.strategy", config.adaptation.strategy)
     options = {
         "fraction_train": config.adaptation.fraction_train,
         "fraction_evaluate": config.adaptation.fraction_evaluate,
-        "min_available_nodes": users,
+        "min_available_nodes": config.roles.base,
     }
     if config.adaptation.proximal_mu:
         options["proximal_mu"] = config.adaptation.proximal_mu

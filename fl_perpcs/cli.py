@@ -166,15 +166,14 @@ def _config_file(name: str) -> Path:
 
 
 def _print_results(folder: Path) -> None:
-    import json
-
     from rich.console import Console
     from rich.table import Table
 
-    path = folder / "results.json"
-    if not path.is_file():
-        raise PerPcsError(f"{folder} has no results.json; name the folder of a completed run")
-    found = json.loads(path.read_text(encoding="utf-8"))
+    from fl_perpcs.runs import read_json
+
+    found = read_json(folder / "results.json")
+    if not found.get("methods"):
+        raise PerPcsError(f"{folder / 'results.json'} has no methods; run the simulation again")
     names = sorted({name for row in found["methods"] for name in row["metrics"]})
     names.sort(key=lambda name: name != found.get("main_metric"))
     table = Table(title=folder.name)

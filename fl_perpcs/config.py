@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from fl_perpcs.errors import PerPcsError
 
@@ -39,6 +39,7 @@ class Section(BaseModel):
         populate_by_name=True,
         extra="forbid",
         frozen=True,
+        allow_inf_nan=False,
         use_attribute_docstrings=True,
     )
 
@@ -76,7 +77,7 @@ class LMSection(Section):
     """``auto`` (a GPU if ``federation.client-gpus`` > 0), ``cpu``, ``cuda``, ``cuda:1`` …"""
     max_length: Annotated[int, Field(ge=16)] = 128
     """Tokens of a training example; longer inputs are shortened, responses never."""
-    trust_remote_code: bool = False
+    trust_remote_code: StrictBool = False
     """Allow code from a model's repository to run."""
 
 
@@ -227,7 +228,7 @@ class EvaluationSection(Section):
     """Comma-separated: ``base`` LLM, ``assembled`` adapter, ``oppu`` (one adapter per user)."""
     batch_size: Positive = 16
     """Queries answered together."""
-    generate: bool = True
+    generate: StrictBool = True
     """Generate answers for the task's metrics; off: response loss alone."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0: greedy. Published: 0.1 with top-p 0.9."""
@@ -252,7 +253,7 @@ class FederationSection(Section):
 class Config(Section):
     """A whole run."""
 
-    seed: Count = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     """Of everything random; each user and phase draws its own."""
     run: RunSection = RunSection()
     strategy: StrategySection = StrategySection()
@@ -421,7 +422,7 @@ def _unknown_key(key: str) -> str:
 
 def _describe(error: Any) -> str:
     key = ".".join(str(part) for part in error["loc"])
-    return f"{key} = {error['input']!r}: {error['msg'].removeprefix('Value error, ')}"
+    return f"{key} = {error['input']!r}: {error['msg'].replace('Input should be', 'expected')}"
 
 
 def words(text: str) -> list[str]:

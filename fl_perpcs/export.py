@@ -1,6 +1,5 @@
 """A target's assembled adapter, out of a run folder, as a standard PEFT folder."""
 
-import json
 from pathlib import Path
 
 from fl_perpcs.assembly import cook
@@ -8,7 +7,7 @@ from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import model_path
 from fl_perpcs.pieces import load_peft, save_peft, stack
 from fl_perpcs.pool import load_pool
-from fl_perpcs.runs import open_run
+from fl_perpcs.runs import open_run, read_json
 
 
 def export_adapter(folder: Path, user: str, out: Path) -> Path:
@@ -37,13 +36,10 @@ def export_adapter(folder: Path, user: str, out: Path) -> Path:
         If the run has no recipe for the user, or its pool is damaged.
     """
     run, config = open_run(folder)
-    try:
-        recipes = json.loads((run.folder / "recipes.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise PerPcsError(f"{folder} has no recipes.json: its run assembled nothing") from None
+    recipes = read_json(run.folder / "recipes.json")
     if user not in recipes:
-        known = ", ".join(sorted(recipes)[:5])
-        raise PerPcsError(f"{folder} has no recipe for user {user!r}; it has {known} …")
+        known = ", ".join(sorted(recipes)) or "none"
+        raise PerPcsError(f"{folder} has no recipe for user {user!r}; it has {known}")
     pool = load_pool(run.folder / "pool")
     adapter = cook(recipes[user], pool.stacks(), config.assembly.merge)
     if (run.folder / "adaptation").is_dir():

@@ -41,7 +41,7 @@ QUIET = 300.0
 """Seconds beyond ``run.timeout`` without any event after which a run is given up."""
 SETTLE = 30.0
 """Seconds that Flower may take to end a run whose ServerApp says that it is done."""
-NOTICE = 10.0
+NOTICE = 5.0
 """Seconds that Flower may take to end a run whose simulation process has ended."""
 
 
@@ -139,7 +139,7 @@ def _finish(preparation: subprocess.Popen[str] | None, show: bool) -> None:
     if preparation is None:
         return
     if show and preparation.poll() is None:
-        print("preparing the base LLM (tiny: pre-trained on first use) …", flush=True)
+        print("preparing the base LLM; tiny is pre-trained on first use …", flush=True)
     try:
         message, _ = preparation.communicate()
     except BaseException:

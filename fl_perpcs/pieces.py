@@ -137,12 +137,18 @@ def save_peft(adapter: Adapter, folder: Path, *, scale: float, base: str) -> Pat
     Raises
     ------
     PerPcsError
-        If the folder exists, or the adapter has no site.
+        If the folder exists or cannot be made, or the adapter has no site.
     """
     if folder.exists():
         raise PerPcsError(f"{folder} exists; name a new folder for the adapter")
     if not adapter:
         raise PerPcsError("the adapter has no site; expected at least one")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise PerPcsError(
+            f"{folder} cannot be written ({error.strerror}); name a folder that you can write to"
+        ) from None
     rank = max(f.A.shape[0] for f in adapter.values())
     config = LoraConfig(
         r=rank,

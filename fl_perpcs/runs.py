@@ -130,6 +130,25 @@ def open_run(folder: Path) -> tuple[Run, Config]:
     return Run(folder), load_config(read_config_file(path))
 
 
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON file of a run folder.
+
+    Raises
+    ------
+    PerPcsError
+        If it is missing or damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PerPcsError(f"{path} does not exist: the run did not get that far") from None
+    except ValueError as error:
+        raise PerPcsError(f"{path} is damaged ({error}); run the simulation again") from None
+    if not isinstance(value, dict):
+        raise PerPcsError(f"{path} is damaged: expected an object; run the simulation again")
+    return value
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Read a JSON-lines file."""
     with path.open(encoding="utf-8") as file:

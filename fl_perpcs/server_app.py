@@ -6,7 +6,7 @@ import time
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fl_perpcs.adaptation import import_name, task_adapter
+from fl_perpcs.adaptation import flower_strategy, import_name, task_adapter
 from fl_perpcs.config import Config, load_config
 from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
@@ -47,6 +47,7 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
         If the federation, the config and the data do not fit together, or a user fails.
     """
     make_strategy = find_strategy(config.strategy.name)
+    adapt_by = flower_strategy(config)
     spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
     members = hello(grid, config.run.timeout)
     roles = assign_roles(members, config.roles, config.seed)
@@ -60,7 +61,7 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
         progress=run.progress,
         record=run.record,
     )
-    adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"))
+    adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"), adapt_by)
     if adapter:
         save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
     strategy = make_strategy(setting)

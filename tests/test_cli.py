@@ -129,7 +129,7 @@ def test_results(tmp_path: Path) -> None:
 def test_results_of_a_folder_without_any(tmp_path: Path) -> None:
     shown = runner.invoke(app, ["results", str(tmp_path)])
     assert shown.exit_code == 1
-    assert "has no results.json" in shown.stderr
+    assert "results.json does not exist" in shown.stderr
 
 
 def test_fetch_knows_two_things() -> None:
