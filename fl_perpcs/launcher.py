@@ -24,7 +24,7 @@ from fl_perpcs.errors import PerPcsError
 from fl_perpcs.preflight import check, find_app, find_commands
 from fl_perpcs.processes import alive, stopped_by_signals
 from fl_perpcs.progress import Display, EventReader
-from fl_perpcs.runs import Run
+from fl_perpcs.runs import Run, holds_run
 from fl_perpcs.superlink import (
     Place,
     RunError,
@@ -224,7 +224,7 @@ def _keep_log(place: Place, run: Run) -> None:
 
 def _record_end(run: Run, error: BaseException) -> None:
     """Let the run folder of an interrupted or broken run say so, unless the app already did."""
-    if not (run.folder / "config.toml").exists():
+    if not holds_run(run.folder):
         return
     reader = EventReader(run.folder / "events.jsonl")
     reader.read()

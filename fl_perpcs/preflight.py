@@ -11,7 +11,7 @@ from typing import Any
 import fl_perpcs
 from fl_perpcs.config import PATH_KEYS, Config, ConfigError, Value, load_config
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.runs import default_run_dir
+from fl_perpcs.runs import default_run_dir, holds_run, taken
 
 
 def check(values: Mapping[str, Value], app_dir: Path) -> Config:
@@ -71,8 +71,8 @@ def find_app() -> Path:
 
 
 def _folder_problems(folder: Path) -> list[str]:
-    if (folder / "config.toml").exists():
-        return [f"run.dir = {str(folder)!r} already holds a run; name another folder or remove it"]
+    if holds_run(folder):
+        return [taken(folder)]
     nearest = next(parent for parent in (folder, *folder.parents) if parent.exists())
     if not nearest.is_dir():
         return [f"run.dir = {str(folder)!r}: {nearest} is a file; name a folder"]

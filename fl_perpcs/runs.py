@@ -91,10 +91,8 @@ def create_run(config: Config) -> Run:
     folder = Path(config.run.dir) if config.run.dir else default_run_dir(config, home() / "runs")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if (folder / "config.toml").exists():
-            raise PerPcsError(
-                f"run.dir = {str(folder)!r} already holds a run; name another folder or remove it"
-            )
+        if holds_run(folder):
+            raise PerPcsError(taken(folder))
         write_atomically(folder / "config.toml", tomli_w.dumps(config.model_dump(by_alias=True)))
     except OSError as error:
         raise PerPcsError(
@@ -124,10 +122,19 @@ def open_run(folder: Path) -> tuple[Run, Config]:
     PerPcsError
         If the folder holds no run.
     """
-    path = folder / "config.toml"
-    if not path.is_file():
+    if not holds_run(folder):
         raise PerPcsError(f"{folder} is not a run folder: it has no config.toml")
-    return Run(folder), load_config(read_config_file(path))
+    return Run(folder), load_config(read_config_file(folder / "config.toml"))
+
+
+def holds_run(folder: Path) -> bool:
+    """Tell whether a run was started in a folder."""
+    return (folder / "config.toml").is_file()
+
+
+def taken(folder: Path) -> str:
+    """Return what is wrong with a run folder that holds a run already."""
+    return f"run.dir = {str(folder)!r} already holds a run; name another folder or remove it"
 
 
 def read_json(path: Path) -> dict[str, Any]:

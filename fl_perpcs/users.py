@@ -5,6 +5,7 @@ from typing import cast
 import torch
 
 from fl_perpcs.assembly import Recipe, assemble, cook
+from fl_perpcs.config import FitSection
 from fl_perpcs.evaluation import Evaluation, evaluate
 from fl_perpcs.gates import train_gates
 from fl_perpcs.lm import adapter_parameters, put_adapter, take_adapter
@@ -25,16 +26,7 @@ def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter
     loss : float
         Mean training loss of the round.
     """
-    put_adapter(job.lm, adapter)
-    losses = fit(
-        job.lm.model,
-        adapter_parameters(job.lm),
-        job.history,
-        job.config.adaptation,
-        pad=job.pad,
-        seed=job.seed("adapter"),
-        proximal_mu=proximal_mu,
-    )
+    losses = _train_from(job, adapter, job.config.adaptation, proximal_mu)
     return take_adapter(job.lm), sum(losses) / len(losses)
 
 
@@ -61,15 +53,7 @@ def train_adapter(job: Job) -> list[float]:
     The same for sharers and for one adapter per user (OPPU, Tan et al., 2024), so that a
     target's reference differs from a sharer's adapter in nothing but the user.
     """
-    put_adapter(job.lm, job.start_adapter())
-    return fit(
-        job.lm.model,
-        adapter_parameters(job.lm),
-        job.history,
-        job.config.adapter,
-        pad=job.pad,
-        seed=job.seed("adapter"),
-    )
+    return _train_from(job, job.start_adapter(), job.config.adapter)
 
 
 def make_pieces(job: Job) -> tuple[list[Piece], dict[str, float]]:
@@ -136,4 +120,20 @@ def answer_queries(job: Job) -> Evaluation:
         job.config.evaluation,
         max_length=job.config.lm.max_length,
         seed=job.seed("answers"),
+    )
+
+
+def _train_from(
+    job: Job, start: Adapter, settings: FitSection, proximal_mu: float = 0.0
+) -> list[float]:
+    """Train the adapter in the slot on the user's history, from a given one."""
+    put_adapter(job.lm, start)
+    return fit(
+        job.lm.model,
+        adapter_parameters(job.lm),
+        job.history,
+        settings,
+        pad=job.pad,
+        seed=job.seed("adapter"),
+        proximal_mu=proximal_mu,
     )
