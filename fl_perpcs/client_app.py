@@ -38,6 +38,7 @@ def hello(message: Message, context: Context) -> Message:
                     "history": len(user.history),
                     "queries": len(user.queries),
                     "group": user.group,
+                    "role": user.role,
                 }
                 for user in hosted
             },
@@ -56,14 +57,14 @@ def embed(message: Message, context: Context) -> Message:
 
 @app.train()
 def adapt(message: Message, context: Context) -> Message:
-    """Train the task adapter for one round on a base user's history."""
+    """Train the task adapter for one round on a base user's examples."""
     start, job = time.perf_counter(), open_job(message, context)
     # FedProx sends the weight of its proximal term; other strategies send none.
     settings = numbers_of(message, "config")
     adapter, loss = users.adapt(
         job, unpack_adapter(arrays_of(message)), settings.get("proximal-mu", 0.0)
     )
-    metrics = {"num-examples": len(job.history), "train-loss": loss}
+    metrics = {"num-examples": len(users.adaptation_examples(job)), "train-loss": loss}
     return answer(
         message, arrays=pack_adapter(adapter), metrics=metrics, worker=worker_facts(start)
     )
@@ -103,14 +104,14 @@ def share(message: Message, context: Context) -> Message:
 @app.evaluate("base")
 def evaluate_base(message: Message, context: Context) -> Message:
     """Answer a target's queries with the base LLM alone."""
-    start, job = time.perf_counter(), open_job(message, context)
+    start, job = time.perf_counter(), open_job(message, context, target=True)
     return _evaluated(message, job, start)
 
 
 @app.evaluate("assembled")
 def evaluate_assembled(message: Message, context: Context) -> Message:
     """Assemble a target's adapter from the pool and answer its queries."""
-    start, job = time.perf_counter(), open_job(message, context)
+    start, job = time.perf_counter(), open_job(message, context, target=True)
     recipe = users.assemble_from(job, unpack_pool(message, job.lm.fingerprint))
     return _evaluated(message, job, start, recipe=recipe)
 
@@ -118,7 +119,7 @@ def evaluate_assembled(message: Message, context: Context) -> Message:
 @app.evaluate("oppu")
 def evaluate_oppu(message: Message, context: Context) -> Message:
     """Train a target's own adapter, which never leaves the node, and answer its queries."""
-    start, job = time.perf_counter(), open_job(message, context)
+    start, job = time.perf_counter(), open_job(message, context, target=True)
     users.train_adapter(job)
     return _evaluated(message, job, start)
 

@@ -85,32 +85,70 @@ class DataSection(Section):
     """Where users come from."""
 
     source: str = "personas"
-    """``personas`` (synthetic) or ``debian-synopsis``."""
-    folder: str = ""
-    """The source's files, absolute; empty: where ``perpcs fetch`` puts them."""
+    """``personas`` (synthetic), ``debian-synopsis``, ``lamp`` (LaMP's own files), ``per-pcs``
+    (the folders that Per-Pcs and OPPU were published with) or ``table`` (JSONL, Parquet, CSV or
+    a Hugging Face dataset with a row for each item)."""
+    task: str = ""
+    """A task's name or the absolute path of its TOML file (``lamp``, ``per-pcs``, ``table``)."""
+    path: str = ""
+    """The source's file or folder, absolute; empty: where ``perpcs fetch`` puts it."""
+    split: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]+$")] = "train"
+    """``train``, ``dev`` … (``lamp``, and Hugging Face datasets)."""
+    dataset: str = ""
+    """Name of a Hugging Face dataset, in place of a path (``table``)."""
+    user_column: str = "user"
+    """Column of the user's id (``table``)."""
+    input_column: str = "input"
+    """Column of the input; empty: items are plain text (``table``)."""
+    output_column: str = "output"
+    """Column of the output (``table``)."""
+    time_column: str = ""
+    """Column that orders a user's items; empty: the order of the rows (``table``)."""
     users: Positive = 54
-    """Synthetic users (``personas`` only)."""
+    """Synthetic users (``personas``)."""
     communities: Positive = 6
-    """Communities of synthetic users (``personas`` only)."""
+    """Communities of synthetic users (``personas``)."""
     history: Annotated[int, Field(ge=4)] = 48
-    """Mean history items of a synthetic user (``personas`` only)."""
-    queries: Positive = 20
-    """Queries of each user."""
+    """Mean history items of a synthetic user (``personas``)."""
+    queries: Count = 20
+    """Queries of each user: its last items are held out. Where the data has queries of its own
+    (``lamp``, ``per-pcs``), at most so many, and 0: all."""
+    leaks: Literal["remove", "keep", "stop"] = "remove"
+    """History items with the input of one of the user's queries, or (without labels) its gold
+    output: removed, kept, or the run stops."""
 
 
 class RolesSection(Section):
     """How many users play which role; the roles are disjoint."""
 
-    base: Count = 18
-    """Base users adapt the base LLM to the task."""
-    candidates: Positive = 24
-    """Candidates may be selected as sharers."""
-    targets: Positive = 12
-    """Targets assemble an adapter from the pool and are evaluated."""
-    order: Literal["random", "activity"] = "random"
-    """``activity``: the most active users are targets (as published)."""
+    base: Count | Annotated[float, Field(gt=0, lt=1)] = 18
+    """Base users adapt the base LLM to the task: how many, or their share of all users."""
+    candidates: Positive | Annotated[float, Field(gt=0, lt=1)] = 24
+    """Candidates may be selected as sharers: how many, or their share."""
+    targets: Positive | Annotated[float, Field(gt=0, lt=1)] = 12
+    """Targets assemble an adapter from the pool and are evaluated: how many, or their share."""
+    order: Literal["random", "activity", "given"] = "random"
+    """``activity``: the most active users are targets (as published); ``given``: as the data
+    says (``per-pcs``)."""
     max_history: Count = 0
     """Only the last items of each history are used; 0: all."""
+    target_history: Count = 0
+    """The same for targets only, for cold starts; 0: as the others."""
+
+
+class PromptsSection(Section):
+    """What stands before the instruction in every prompt."""
+
+    retrieve: Count = 0
+    """Relevant history items shown (retrieval-augmented prompts; published: 1, 2 or 4)."""
+    retriever: Literal["bm25", "dense"] = "bm25"
+    """``bm25``, or ``dense``: cosine of sentence embeddings."""
+    encoder: str = "minilm"
+    """Sentence encoder of ``dense``: ``minilm`` (after ``perpcs fetch minilm``), a Hugging Face
+    name or a folder."""
+    profiles: str = ""
+    """JSON file of users' profile texts by user id, absolute (profile-augmented prompts);
+    ``perpcs data profiles`` writes one. Empty: no profile."""
 
 
 class LoraSection(Section):
@@ -173,6 +211,8 @@ class AdaptationSection(FitSection):
     """Steps of each user in each round."""
     proximal_mu: Annotated[float, Field(ge=0)] = 0.0
     """μ of strategies with a proximal term, such as FedProx; 0: their own default."""
+    examples: Literal["history", "queries", "both"] = "history"
+    """What base users train on: their history, their queries (as published) or both."""
     fraction_train: Share = 1.0
     """Share of the base users that train in each round."""
     fraction_evaluate: Annotated[float, Field(ge=0, le=1)] = 0.0
@@ -228,8 +268,11 @@ class EvaluationSection(Section):
     """Comma-separated: ``base`` LLM, ``assembled`` adapter, ``oppu`` (one adapter per user)."""
     batch_size: Positive = 16
     """Queries answered together."""
-    generate: StrictBool = True
-    """Generate answers for the task's metrics; off: response loss alone."""
+    answers: Literal["generate", "rank", "none"] = "generate"
+    """``generate`` freely (published); ``rank`` the task's labels by likelihood; ``none``:
+    response loss alone."""
+    resamples: Count = 1000
+    """Bootstrap samples of the targets behind the 95 % intervals; 0: no intervals."""
     temperature: Annotated[float, Field(ge=0)] = 0.0
     """0: greedy. Published: 0.1 with top-p 0.9."""
     top_p: Share = 0.9
@@ -260,6 +303,7 @@ class Config(Section):
     lm: LMSection = LMSection()
     data: DataSection = DataSection()
     roles: RolesSection = RolesSection()
+    prompts: PromptsSection = PromptsSection()
     lora: LoraSection = LoraSection()
     adaptation: AdaptationSection = AdaptationSection()
     sharers: SharersSection = SharersSection()
@@ -285,7 +329,7 @@ class Config(Section):
 
 
 METHODS = ("base", "assembled", "oppu")
-PATH_KEYS = ("run.dir", "data.folder", "adaptation.adapter", "sharers.pool")
+PATH_KEYS = ("run.dir", "data.path", "prompts.profiles", "adaptation.adapter", "sharers.pool")
 """Keys whose values are paths; absolute where Flower sees them."""
 
 

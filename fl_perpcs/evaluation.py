@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 
 from fl_perpcs.config import EvaluationSection
-from fl_perpcs.data import Example
 from fl_perpcs.lm import LM
+from fl_perpcs.prompts import Prompt
 from fl_perpcs.tasks import Task
 from fl_perpcs.tasks.metrics import score
 from fl_perpcs.text import encode, encode_prompt, in_batches
@@ -21,10 +21,10 @@ class Evaluation:
     Attributes
     ----------
     predictions : list of str
-        One for each query; empty without generation.
+        One for each query; empty without answers.
     metrics : dict of str to float
         ``loss`` (response loss, nats per token), ``tokens`` (response tokens), ``queries``
-        and, with generation, the mean of each of the task's metrics.
+        and, with answers, each of the task's metrics.
     """
 
     predictions: list[str]
@@ -34,7 +34,8 @@ class Evaluation:
 def evaluate(
     lm: LM,
     task: Task,
-    queries: Sequence[Example],
+    prompts: Sequence[Prompt],
+    golds: Sequence[str],
     how: EvaluationSection,
     *,
     max_length: int,
@@ -46,8 +47,10 @@ def evaluate(
     ----------
     lm : LM
     task : Task
-    queries : sequence of Example
-        With their gold outputs.
+    prompts : sequence of Prompt
+        Of the queries.
+    golds : sequence of str
+        Their gold outputs.
     how : EvaluationSection
     max_length : int
         Tokens of a prompt with its response.
@@ -61,30 +64,29 @@ def evaluate(
         the loss.
     """
     pad = int(lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
-    encoded = encode(queries, task, lm.tokenizer, max_length)
+    encoded = encode(prompts, golds, lm.tokenizer, max_length)
     metrics = {
         "loss": mean_loss(lm.model, in_batches(encoded, how.batch_size, pad), lm.device),
         "tokens": sum(len(e.response) for e in encoded),
-        "queries": len(queries),
+        "queries": len(prompts),
     }
-    if not how.generate:
+    if how.answers == "none":
         return Evaluation([], metrics)
-    predictions = generate(lm, task, [q.input for q in queries], how, max_length, seed)
+    predictions = generate(lm, task, prompts, how, max_length, seed)
     for name in task.metrics:
-        scores = [score(name, p, q.output) for p, q in zip(predictions, queries, strict=True)]
-        metrics[name] = sum(scores) / max(len(scores), 1)
+        metrics[name] = score(name, predictions, golds, task.labels)
     return Evaluation(predictions, metrics)
 
 
 def generate(
     lm: LM,
     task: Task,
-    inputs: Sequence[str],
+    prompts: Sequence[Prompt],
     how: EvaluationSection,
     max_length: int,
     seed: int,
 ) -> list[str]:
-    """Generate an answer to each input, in left-padded batches.
+    """Generate an answer to each prompt, in left-padded batches.
 
     Returns
     -------
@@ -92,7 +94,7 @@ def generate(
         Stripped, up to the first line break; "" where the prompt does not fit.
     """
     budget = max_length - task.max_new_tokens
-    prompts = [encode_prompt(text, task, lm.tokenizer, budget) for text in inputs]
+    encoded = [encode_prompt(prompt, lm.tokenizer, budget) for prompt in prompts]
     sampling = (
         {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}
         if how.temperature > 0
@@ -102,9 +104,9 @@ def generate(
     eos = lm.tokenizer.eos_token_id  # stands in for a prompt that does not fit
     with torch.random.fork_rng(devices=[lm.device] if lm.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for start in range(0, len(prompts), how.batch_size):
+        for start in range(0, len(encoded), how.batch_size):
             batch = lm.tokenizer.pad(
-                {"input_ids": [list(p) or [eos] for p in prompts[start : start + how.batch_size]]},
+                {"input_ids": [list(p) or [eos] for p in encoded[start : start + how.batch_size]]},
                 padding_side="left",
                 return_tensors="pt",
             ).to(lm.device)
@@ -120,4 +122,4 @@ def generate(
                 )
             texts = lm.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
             answers += [text.strip().split("\n")[0].strip() for text in texts]
-    return [answer if prompt else "" for answer, prompt in zip(answers, prompts, strict=True)]
+    return [answer if ids else "" for answer, ids in zip(answers, encoded, strict=True)]

@@ -6,14 +6,16 @@ stays behind between messages: a reply depends on the message and the user's dat
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import torch
 from flwr.app import Context, Message
 
 from fl_perpcs.config import Config, worker_config
-from fl_perpcs.data import Source, User, open_source
+from fl_perpcs.data import Example, Source, User, open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import (
     LM,
@@ -26,6 +28,9 @@ from fl_perpcs.lm import (
 )
 from fl_perpcs.messages import ADAPTATION, arrays_of, open_envelope, unpack_adapter
 from fl_perpcs.pieces import Adapter
+from fl_perpcs.profiles import profile_of
+from fl_perpcs.prompts import Prompt, prompts_of_history, prompts_of_queries
+from fl_perpcs.retrieval import find_ranker
 from fl_perpcs.seeds import derive_seed
 from fl_perpcs.text import Batch, Encoded, encode, in_batches
 
@@ -52,6 +57,7 @@ class Job:
     phase: str
     lm: LM
     source: Source
+    max_history: int = 0
 
     def seed(self, *parts: str) -> int:
         """Return a seed of this user and phase."""
@@ -62,11 +68,42 @@ class Job:
         """The padding token's id."""
         return int(self.lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
 
+    @property
+    def items(self) -> tuple[Example, ...]:
+        """The history items that are used."""
+        return self.user.history[-self.max_history :]
+
     @cached_property
     def history(self) -> list[Encoded]:
-        """The user's history as token ids."""
-        items = self.user.history[-self.config.roles.max_history :]
-        return encode(items, self.source.task, self.lm.tokenizer, self.config.lm.max_length)
+        """The history as token ids; items that do not fit ``lm.max-length`` are left out."""
+        prompts = prompts_of_history(self.items, self.source.task, **self._context)
+        return self._encode(prompts, self.items)
+
+    @cached_property
+    def query_prompts(self) -> list[Prompt]:
+        """The prompts of the user's queries."""
+        return prompts_of_queries(self.user.queries, self.items, self.source.task, **self._context)
+
+    @cached_property
+    def queries(self) -> list[Encoded]:
+        """The queries with their golds as token ids, without those that do not fit."""
+        return self._encode(self.query_prompts, self.user.queries)
+
+    def _encode(self, prompts: Sequence[Prompt], examples: Sequence[Example]) -> list[Encoded]:
+        responses = [example.output for example in examples]
+        return encode(prompts, responses, self.lm.tokenizer, self.config.lm.max_length)
+
+    @cached_property
+    def _context(self) -> dict[str, Any]:
+        """What the config puts before every prompt."""
+        how = self.config.prompts
+        return {
+            "rank": find_ranker(how.retriever, how.encoder, self.lm.device)
+            if how.retrieve
+            else None,
+            "k": how.retrieve,
+            "profile": profile_of(self.user.id, how.profiles),
+        }
 
     def history_batches(self, size: int, last: int = 0) -> list[Batch]:
         """Return the history, or its last items, in batches.
@@ -90,8 +127,15 @@ class Job:
         return initial_adapter(shapes_of(self.lm), lora.rank, self.config.seed, owner)
 
 
-def open_job(message: Message, context: Context) -> Job:
+def open_job(message: Message, context: Context, *, target: bool = False) -> Job:
     """Check a message and make everything ready for it.
+
+    Parameters
+    ----------
+    message : Message
+    context : Context
+    target : bool
+        Whether the user is asked as a target, whose history may be cut (cold start).
 
     Raises
     ------
@@ -110,7 +154,9 @@ def open_job(message: Message, context: Context) -> Job:
     if ADAPTATION in message.content.array_records:
         adaptation = unpack_adapter(arrays_of(message, ADAPTATION))
     lm = _base_llm(config, adaptation)
-    return Job(config, source.user(user_id), phase, lm, source)
+    roles = config.roles
+    limit = (target and roles.target_history) or roles.max_history
+    return Job(config, source.user(user_id), phase, lm, source, limit)
 
 
 def node_source(context: Context) -> tuple[Config, Source]:

@@ -21,12 +21,15 @@ class Member:
         How many items it has.
     group : str
         Known of synthetic users; for reports only.
+    role : str
+        What the data says it plays: ``base``, ``candidate``, ``target`` or nothing.
     """
 
     node: int
     history: int
     queries: int
     group: str = ""
+    role: str = ""
 
 
 Members = dict[str, Member]

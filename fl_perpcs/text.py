@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from fl_perpcs.data import Example
-from fl_perpcs.tasks import Task
+from fl_perpcs.prompts import Prompt
 
 IGNORE = -100
 """Label of a token without loss, as in transformers."""
@@ -43,41 +42,75 @@ class Batch:
 
 
 def encode(
-    examples: Sequence[Example], task: Task, tokenizer: PreTrainedTokenizerBase, max_length: int
+    prompts: Sequence[Prompt],
+    responses: Sequence[str],
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
 ) -> list[Encoded]:
-    """Tokenize examples as prompt + " " + response + eos.
+    """Tokenize prompts and their responses as prompt + " " + response + eos.
 
-    A long input is shortened at its end so that the example has at most ``max_length``
-    tokens; an example whose response leaves no room for any input is left out, so the result
-    can be shorter than ``examples``.
+    A response is kept whole and its prompt shortened to fit (:func:`encode_prompt`); where that
+    is not possible the example is left out, so the result can be shorter than ``prompts``.
+
+    Parameters
+    ----------
+    prompts : sequence of Prompt
+    responses : sequence of str
+    tokenizer : PreTrainedTokenizerBase
+    max_length : int
+        Tokens of a prompt with its response.
     """
     encoded = []
-    for example in examples:
-        ids = tokenizer(" " + example.output, add_special_tokens=False)["input_ids"]
+    for prompt, text in zip(prompts, responses, strict=True):
+        ids = tokenizer(" " + text, add_special_tokens=False)["input_ids"]
         response = (*ids, tokenizer.eos_token_id)
-        prompt = encode_prompt(example.input, task, tokenizer, max_length - len(response))
-        if prompt:
-            encoded.append(Encoded(prompt, response))
+        if start := encode_prompt(prompt, tokenizer, max_length - len(response)):
+            encoded.append(Encoded(start, response))
     return encoded
 
 
 def encode_prompt(
-    text: str, task: Task, tokenizer: PreTrainedTokenizerBase, budget: int
+    prompt: Prompt, tokenizer: PreTrainedTokenizerBase, budget: int
 ) -> tuple[int, ...]:
-    """Tokenize a prompt, its input shortened to fit ``budget`` tokens; () if nothing fits."""
+    """Tokenize a prompt within a budget of tokens; () if that is not possible.
+
+    The input, the profile and the retrieved texts are cut at their ends to one common length,
+    so the longest lose first. If that would leave nothing of one of them, the last retrieved
+    item is dropped, then the profile, and never the whole input.
+    """
     start = [i for i in tokenizer("")["input_ids"] if i == tokenizer.bos_token_id]
     while True:
-        ids = start + tokenizer(task.prompt(text), add_special_tokens=False)["input_ids"]
+        ids = start + tokenizer(prompt.render(), add_special_tokens=False)["input_ids"]
         excess = len(ids) - budget
         if excess <= 0:
             return tuple(ids)
-        offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
-            "offset_mapping"
-        ]
-        if excess >= len(offsets):
+        shorter = _shortened(prompt, tokenizer, excess) or prompt.with_less()
+        if shorter is None:
             return ()
-        # Cutting at a token's start loses at least one character, so this ends.
-        text = text[: offsets[len(offsets) - excess][0]].rstrip()
+        prompt = shorter
+
+
+def _shortened(prompt: Prompt, tokenizer: PreTrainedTokenizerBase, excess: int) -> Prompt | None:
+    """Cut about ``excess`` tokens from a prompt's texts; None if one would be left empty."""
+    offsets = [
+        tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+        for text in prompt.texts
+    ]
+    # The highest common length that frees enough.
+    lengths = [len(o) for o in offsets]
+    cap = max(lengths)
+    while cap and sum(max(0, n - cap) for n in lengths) < excess:
+        cap -= 1
+    if not cap:
+        return None
+    # Cutting at a token's start loses at least one character, so shortening comes to an end.
+    cut = [
+        text[: o[cap][0]].rstrip() if len(o) > cap else text
+        for text, o in zip(prompt.texts, offsets, strict=True)
+    ]
+    if any(not new and old for new, old in zip(cut, prompt.texts, strict=True)):
+        return None
+    return prompt.with_texts(cut)
 
 
 def collate(encoded: Sequence[Encoded], pad: int) -> Batch:

@@ -37,8 +37,7 @@ from fl_perpcs.data.film_words import (
 from fl_perpcs.data.personas import Personas
 from fl_perpcs.paths import home
 from fl_perpcs.seeds import derive_seed
-from fl_perpcs.tasks import DEBIAN_SYNOPSIS, MOVIE_TAGGING
-from fl_perpcs.tasks.task import TAGS
+from fl_perpcs.tasks import load_task
 
 PAD, EOS = "<pad>", "<eos>"
 
@@ -97,7 +96,7 @@ class Recipe:
         """Return the (prompt, response) pairs to train on, shuffled."""
         population = self._population()
         pairs = [
-            (MOVIE_TAGGING.prompt(example.input), f" {example.output}")
+            (population.task.prompt(example.input), f" {example.output}")
             for user_id in population.user_ids()
             for example in population.user(user_id).history
         ]
@@ -142,10 +141,11 @@ def ensure_tiny_lm(show_progress: bool = True, recipe: Recipe = DEFAULT_RECIPE) 
 
 def build_vocabulary() -> list[str]:
     """Return the words that have a token of their own, with the space before them, sorted."""
-    phrases = [*TAGS, *COMPANIONS, *ERAS, *MOODS, *FIRST_SENTENCES, *SECOND_SENTENCES]
+    task = load_task("movie-tagging")
+    phrases = [*task.labels, *COMPANIONS, *ERAS, *MOODS, *FIRST_SENTENCES, *SECOND_SENTENCES]
     for kind in FILM_KINDS:
         phrases += [*kind.heroes, *kind.plots, *kind.places, *kind.turns]
-    words = set(_words(MOVIE_TAGGING.template)) | set(_words(DEBIAN_SYNOPSIS.template))
+    words = set(_words(task.template)) | set(_words(load_task("debian-synopsis").template))
     for phrase in phrases:
         # Any phrase may open a sentence; the names of slots are not text.
         plain = re.sub(r"\{\w+\}", "", phrase)

@@ -13,12 +13,12 @@ from fl_perpcs.node import Job
 from fl_perpcs.pieces import Adapter, Piece, split
 from fl_perpcs.pool import Stack
 from fl_perpcs.selection import shared_sites
-from fl_perpcs.text import encode, in_batches
+from fl_perpcs.text import Encoded, in_batches
 from fl_perpcs.training import fit, mean_loss
 
 
 def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter, float]:
-    """Train the task adapter for one round on a base user's history.
+    """Train the task adapter for one round on a base user's history, queries or both.
 
     Returns
     -------
@@ -26,8 +26,15 @@ def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter
     loss : float
         Mean training loss of the round.
     """
-    losses = _train_from(job, adapter, job.config.adaptation, proximal_mu)
+    losses = _train_from(job, adapter, job.config.adaptation, adaptation_examples(job), proximal_mu)
     return take_adapter(job.lm), sum(losses) / len(losses)
+
+
+def adaptation_examples(job: Job) -> list[Encoded]:
+    """Return what a base user trains on: ``adaptation.examples``."""
+    which = job.config.adaptation.examples
+    history = job.history if which != "queries" else []
+    return history + (job.queries if which != "history" else [])
 
 
 def query_loss(job: Job, adapter: Adapter) -> tuple[float, int]:
@@ -41,10 +48,8 @@ def query_loss(job: Job, adapter: Adapter) -> tuple[float, int]:
         How many it is the loss of; 0 if none fits ``lm.max-length``.
     """
     put_adapter(job.lm, adapter)
-    task, tokenizer = job.source.task, job.lm.tokenizer
-    encoded = encode(job.user.queries, task, tokenizer, job.config.lm.max_length)
-    batches = in_batches(encoded, job.config.evaluation.batch_size, job.pad)
-    return mean_loss(job.lm.model, batches, job.lm.device), len(encoded)
+    batches = in_batches(job.queries, job.config.evaluation.batch_size, job.pad)
+    return mean_loss(job.lm.model, batches, job.lm.device), len(job.queries)
 
 
 def train_adapter(job: Job) -> list[float]:
@@ -53,7 +58,7 @@ def train_adapter(job: Job) -> list[float]:
     The same for sharers and for one adapter per user (OPPU, Tan et al., 2024), so that a
     target's reference differs from a sharer's adapter in nothing but the user.
     """
-    return _train_from(job, job.start_adapter(), job.config.adapter)
+    return _train_from(job, job.start_adapter(), job.config.adapter, job.history)
 
 
 def make_pieces(job: Job) -> tuple[list[Piece], dict[str, float]]:
@@ -116,7 +121,8 @@ def answer_queries(job: Job) -> Evaluation:
     return evaluate(
         job.lm,
         job.source.task,
-        job.user.queries,
+        job.query_prompts,
+        [query.output for query in job.user.queries],
         job.config.evaluation,
         max_length=job.config.lm.max_length,
         seed=job.seed("answers"),
@@ -124,14 +130,18 @@ def answer_queries(job: Job) -> Evaluation:
 
 
 def _train_from(
-    job: Job, start: Adapter, settings: FitSection, proximal_mu: float = 0.0
+    job: Job,
+    start: Adapter,
+    settings: FitSection,
+    encoded: list[Encoded],
+    proximal_mu: float = 0.0,
 ) -> list[float]:
-    """Train the adapter in the slot on the user's history, from a given one."""
+    """Train the adapter in the slot on some of the user's examples, from a given one."""
     put_adapter(job.lm, start)
     return fit(
         job.lm.model,
         adapter_parameters(job.lm),
-        job.history,
+        encoded,
         settings,
         pad=job.pad,
         seed=job.seed("adapter"),

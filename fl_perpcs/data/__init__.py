@@ -1,57 +1,15 @@
-"""Where users and their histories come from."""
+"""Where users and their histories come from: one interface, many sources."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
+from fl_perpcs.data.users import Example, Source, User
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.tasks import Task
 
 if TYPE_CHECKING:
     from fl_perpcs.config import Config
 
-
-@dataclass(frozen=True)
-class Example:
-    """One input/output pair of a user: a history item, or a query with its gold output."""
-
-    id: str
-    input: str
-    output: str
-
-
-@dataclass(frozen=True)
-class User:
-    """A user: the history that personalizes, and the held-out queries that measure.
-
-    ``group`` is what is known of the user from outside (the community of a synthetic user);
-    it is there for reports, and no strategy should look at it.
-    """
-
-    id: str
-    history: tuple[Example, ...]
-    queries: tuple[Example, ...]
-    group: str = ""
-
-
-class Source(Protocol):
-    """A place that users come from."""
-
-    task: Task
-
-    def user_ids(self) -> list[str]:
-        """Return the ids of all users, in a fixed order."""
-        ...
-
-    def user(self, user_id: str) -> User:
-        """Return one user.
-
-        Raises
-        ------
-        PerPcsError
-            If there is no such user.
-        """
-        ...
+__all__ = ["SOURCES", "Example", "Source", "User", "open_source"]
 
 
 def _personas(config: "Config") -> Source:
@@ -70,27 +28,51 @@ def _personas(config: "Config") -> Source:
 def _debian(config: "Config") -> Source:
     from fl_perpcs.data.debian import DebianSynopses
 
-    return DebianSynopses(config.data.folder or None, queries=config.data.queries)
+    return DebianSynopses(config.data.path or None, queries=config.data.queries)
+
+
+def _lamp(config: "Config") -> Source:
+    from fl_perpcs.data.lamp import Lamp
+
+    data = config.data
+    return Lamp(data.path or None, data.task, split=data.split, queries=data.queries)
+
+
+def _per_pcs(config: "Config") -> Source:
+    from fl_perpcs.data.per_pcs_folder import PerPcsFolder
+
+    return PerPcsFolder(config.data.path, config.data.task, queries=config.data.queries)
+
+
+def _table(config: "Config") -> Source:
+    from fl_perpcs.data.table import Table
+
+    return Table(config.data)
 
 
 SOURCES: dict[str, Callable[["Config"], Source]] = {
     "personas": _personas,
     "debian-synopsis": _debian,
+    "lamp": _lamp,
+    "per-pcs": _per_pcs,
+    "table": _table,
 }
 
 
 def open_source(config: "Config") -> Source:
-    """Return the source that ``data.source`` names.
+    """Return the source that ``data.source`` names, leaks treated as ``data.leaks`` says.
 
     Raises
     ------
     PerPcsError
         If the source is unknown, or its files are missing or malformed.
     """
+    from fl_perpcs.data.leaks import LeakChecked
+
     try:
         make = SOURCES[config.data.source]
     except KeyError:
         raise PerPcsError(
             f"data.source = {config.data.source!r} is not known; use one of {', '.join(SOURCES)}"
         ) from None
-    return make(config)
+    return LeakChecked(make(config), config.data.leaks)

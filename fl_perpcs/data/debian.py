@@ -5,10 +5,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fl_perpcs.data import Example, User
+from fl_perpcs.data.users import Example, User
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import home
-from fl_perpcs.tasks.task import DEBIAN_SYNOPSIS
+from fl_perpcs.tasks import load_task
 
 MIN_HISTORY = 10
 FETCH = "Run: perpcs fetch debian-synopsis"
@@ -40,7 +40,7 @@ class DebianSynopses:
         If the folder is missing, damaged or malformed, or ``queries`` is below 1.
     """
 
-    task = DEBIAN_SYNOPSIS
+    task = load_task("debian-synopsis")
 
     def __init__(self, folder: str | Path | None, queries: int):
         if queries < 1:

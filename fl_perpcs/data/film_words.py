@@ -16,7 +16,7 @@ class FilmKind:
     name : str
         Name of the kind; it never occurs in a description as such.
     tags : tuple of str
-        Plausible tags, all among :data:`fl_perpcs.tasks.task.TAGS`.
+        Plausible tags, all among the labels of the task ``movie-tagging``.
     heroes, plots, places, turns : tuple of str
         Who (noun phrases), does what (verb phrases, third person), where (adverbials), and
         what comes in between (noun phrases).

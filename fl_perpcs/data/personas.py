@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from random import Random
 
-from fl_perpcs.data import Example, User
 from fl_perpcs.data.film_words import (
     COMPANIONS,
     ERAS,
@@ -13,9 +12,10 @@ from fl_perpcs.data.film_words import (
     SECOND_SENTENCES,
     FilmKind,
 )
+from fl_perpcs.data.users import Example, User
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.seeds import derive_seed
-from fl_perpcs.tasks import MOVIE_TAGGING
+from fl_perpcs.tasks import load_task
 
 FAVOURITES = 6
 """Film kinds that a community mostly writes about."""
@@ -99,7 +99,7 @@ class Personas:
     history: int
     queries: int
     seed: int = 0
-    task = MOVIE_TAGGING
+    task = load_task("movie-tagging")
 
     def __post_init__(self) -> None:
         least = {"num_users": 1, "num_communities": 1, "history": 1, "queries": 0}

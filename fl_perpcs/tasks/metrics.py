@@ -1,57 +1,164 @@
-"""Scores of one prediction against its gold output."""
+"""Metrics as LaMP's own evaluator computes them, over any set of answers.
 
-from collections.abc import Callable
+Each answer gives a few numbers, these add up, and the metric is a function of the sums. So one
+definition serves a user, all users, and a bootstrap over users, which only re-weights them.
+
+References
+----------
+Salemi et al., "LaMP: When Large Language Models Meet Personalization", ACL 2024.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import numpy as np
+
 from fl_perpcs.errors import PerPcsError
 
-
-def accuracy(prediction: str, gold: str) -> float:
-    """Return 1.0 if both are the same text, spaces around it and case apart, else 0.0."""
-    return float(prediction.strip().casefold() == gold.strip().casefold())
+Labels = Sequence[str]
 
 
-def rouge_l(prediction: str, gold: str) -> float:
-    """Return the F-measure of ROUGE-L with stemming, in [0, 1].
+@dataclass(frozen=True)
+class Metric:
+    """A metric of answers against gold outputs.
 
-    References
+    Attributes
     ----------
-    Lin, "ROUGE: A Package for Automatic Evaluation of Summaries", 2004.
+    statistics : callable
+        (prediction, gold, labels) to a fixed number of floats.
+    value : callable
+        (sums of shape (..., statistics), numbers of answers of shape (...)) to the metric, (...).
+    higher_is_better : bool
+    needs_labels : bool
+        Whether the task must have labels.
     """
-    return float(_rouge_scorer().score(gold, prediction)["rougeL"].fmeasure)
+
+    statistics: Callable[[str, str, Labels], tuple[float, ...]]
+    value: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    higher_is_better: bool = True
+    needs_labels: bool = False
+
+
+def _mean(sums: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    return sums[..., 0] / np.maximum(answers, 1)
+
+
+def _root_mean(sums: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    return np.sqrt(_mean(sums, answers))
+
+
+def _exact(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
+    """Compare the texts, spaces around them apart; case counts, as in LaMP."""
+    return (float(prediction.strip() == gold.strip()),)
+
+
+def _confusion(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
+    """Count for each label a true positive, a prediction and a gold."""
+    prediction, gold = prediction.strip(), gold.strip()
+    hits = [float(prediction == gold == label) for label in labels]
+    said = [float(prediction == label) for label in labels]
+    true = [float(gold == label) for label in labels]
+    return (*hits, *said, *true)
+
+
+def _macro_f1(sums: np.ndarray, answers: np.ndarray) -> np.ndarray:
+    """F1 averaged over all labels; 0 for a label that is neither said nor true."""
+    hits, said, true = np.split(sums, 3, axis=-1)
+    either = said + true
+    return np.divide(2 * hits, either, out=np.zeros_like(hits), where=either > 0).mean(-1)
+
+
+def rating(prediction: str, gold: str, labels: Labels) -> float:
+    """Read a rating; one that is no number is the end of the scale farther from the gold.
+
+    LaMP's rule, for its scale of 1 to 5: unparsable answers count 1 if the gold is nearer to 5,
+    else 5. "5 stars" is unparsable. Here "nan" and "inf" are too.
+    """
+    try:
+        value = float(prediction.strip())
+        if math.isfinite(value):
+            return value
+    except ValueError:
+        pass
+    low, high = min(map(float, labels)), max(map(float, labels))
+    return low if abs(low - float(gold)) > abs(high - float(gold)) else high
+
+
+def _absolute(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
+    return (abs(rating(prediction, gold, labels) - float(gold)),)
+
+
+def _squared(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
+    return ((rating(prediction, gold, labels) - float(gold)) ** 2,)
+
+
+def _rouge(kind: str) -> Callable[[str, str, Labels], tuple[float, ...]]:
+    """F-measure of ROUGE without stemming (Lin, 2004), as LaMP's evaluator reports it."""
+
+    def statistics(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
+        score = _rouge_scorer(kind).score(gold.strip(), prediction.strip())
+        return (float(score[kind].fmeasure),)
+
+    return statistics
 
 
 @cache
-def _rouge_scorer() -> Any:
+def _rouge_scorer(kind: str) -> Any:
     from rouge_score.rouge_scorer import RougeScorer
 
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    return RougeScorer([kind], use_stemmer=False)
 
 
-METRICS: dict[str, Callable[[str, str], float]] = {"accuracy": accuracy, "rouge-l": rouge_l}
-"""Metrics by name; each takes (prediction, gold), and more is better."""
+METRICS: dict[str, Metric] = {
+    "accuracy": Metric(_exact, _mean),
+    "f1": Metric(_confusion, _macro_f1, needs_labels=True),
+    "mae": Metric(_absolute, _mean, higher_is_better=False, needs_labels=True),
+    "rmse": Metric(_squared, _root_mean, higher_is_better=False, needs_labels=True),
+    "rouge-1": Metric(_rouge("rouge1"), _mean),
+    "rouge-l": Metric(_rouge("rougeL"), _mean),
+}
+"""Metrics by name."""
 
 
-def score(name: str, prediction: str, gold: str) -> float:
-    """Return the score of one prediction.
+def statistics(
+    name: str, predictions: Sequence[str], golds: Sequence[str], labels: Labels = ()
+) -> np.ndarray:
+    """Return what each answer adds to a metric.
 
-    Parameters
-    ----------
-    name : str
-        A name in :data:`METRICS`.
-    prediction, gold : str
-        What the model wrote, and what it should have written.
+    Returns
+    -------
+    ndarray
+        (answers, statistics), float64.
 
     Raises
     ------
     PerPcsError
-        If there is no such metric.
+        If there is no such metric, or it needs labels and there are none.
     """
+    metric = _find(name)
+    if metric.needs_labels and not labels:
+        raise PerPcsError(f"the metric {name!r} needs the task's labels")
+    rows = [metric.statistics(p, g, labels) for p, g in zip(predictions, golds, strict=True)]
+    return np.array(rows, dtype=float)
+
+
+def score(
+    name: str, predictions: Sequence[str], golds: Sequence[str], labels: Labels = ()
+) -> float:
+    """Return a metric over all answers together, as LaMP's evaluator does; nan over none."""
+    if not predictions:
+        return math.nan
+    sums = statistics(name, predictions, golds, labels).sum(0)
+    return float(_find(name).value(sums, np.array(len(predictions))))
+
+
+def _find(name: str) -> Metric:
     try:
-        metric = METRICS[name]
+        return METRICS[name]
     except KeyError:
         raise PerPcsError(
             f"the metric {name!r} is not known; use one of {', '.join(METRICS)}"
         ) from None
-    return metric(prediction, gold)
