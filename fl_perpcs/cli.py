@@ -2,10 +2,10 @@
 
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +13,8 @@ from fl_perpcs import __version__
 from fl_perpcs.errors import PerPcsError
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from fl_perpcs.config import Value
 
 app = typer.Typer(
@@ -101,16 +103,50 @@ def export(
 
 
 @app.command()
-def fetch(
-    what: Annotated[str, typer.Argument(metavar="WHAT", help="smollm2 or debian-synopsis.")],
+def predictions(
+    run_folder: RunFolder,
+    method: Annotated[str, typer.Argument(metavar="METHOD", help="For example assembled.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    task_id: Annotated[str, typer.Option(help="The task's name in the files, if another.")] = "",
 ) -> None:
-    """Download the real language model or the real users."""
+    """Write a method's answers and the golds as files for LaMP's evaluator."""
     with _errors_as_messages():
-        if what not in ("smollm2", "debian-synopsis"):
-            raise PerPcsError(f"{what!r} cannot be fetched; expected smollm2 or debian-synopsis")
-        from fl_perpcs.fetch import fetch_debian_synopsis, fetch_smollm2
+        from fl_perpcs.predictions import export_predictions
 
-        typer.echo(fetch_smollm2() if what == "smollm2" else fetch_debian_synopsis())
+        if export_predictions(run_folder, method, out, task_id):
+            typer.echo("perpcs: users share query ids; all ids are written as user/id", err=True)
+        typer.echo(out)
+
+
+@app.command()
+def fetch(
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="smollm2, minilm, debian-synopsis or lamp.")
+    ],
+    task: Annotated[str, typer.Option(help="lamp: the task, for example LaMP-2M.")] = "",
+    split: Annotated[str, typer.Option(help="lamp: train, dev or test.")] = "train",
+    separation: Annotated[str, typer.Option(help="lamp: by user or by time.")] = "user",
+    url: Annotated[str, typer.Option(help="lamp: the folder on another server.")] = "",
+) -> None:
+    """Download a model (smollm2, minilm) or real users (debian-synopsis, lamp)."""
+    with _errors_as_messages():
+        from fl_perpcs import fetch as fetching
+
+        if what == "lamp":
+            typer.echo(fetching.fetch_lamp(task, split, separation, url))
+            return
+        plain: dict[str, Callable[[], Path]] = {
+            "smollm2": fetching.fetch_smollm2,
+            "minilm": fetching.fetch_minilm,
+            "debian-synopsis": fetching.fetch_debian_synopsis,
+        }
+        if what not in plain:
+            raise PerPcsError(
+                f"{what!r} cannot be fetched; expected one of {', '.join(plain)}, lamp"
+            )
+        if task or url:
+            raise PerPcsError(f"--task and --url go with lamp only; run: perpcs fetch {what}")
+        typer.echo(plain[what]())
 
 
 def read_words(words: list[str]) -> "dict[str, Value]":
@@ -167,33 +203,60 @@ def _config_file(name: str) -> Path:
 
 def _print_results(folder: Path) -> None:
     from rich.console import Console
-    from rich.table import Table
 
     from fl_perpcs.runs import read_json
 
     found = read_json(folder / "results.json")
     if not found.get("methods"):
         raise PerPcsError(f"{folder / 'results.json'} has no methods; run the simulation again")
-    names = sorted({name for row in found["methods"] for name in row["metrics"]})
-    names.sort(key=lambda name: name != found.get("main_metric"))
-    table = Table(title=folder.name)
+    wide = Console(width=1000)
+    console = Console() if sys.stdout.isatty() else wide  # a reader of files breaks no lines
+    table = _result_table(folder.name, found, " ")
+    if wide.measure(table).maximum > console.width:
+        table = _result_table(folder.name, found, "\n")
+    console.print(table)
+
+
+def _result_table(name: str, found: dict[str, Any], space: str) -> "Table":
+    """Lay a result table out, with a space or a new line between values and intervals."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from fl_perpcs.results import ANSWERS, LOSS, titled
+
+    rows = found["methods"]
+    metrics = sorted({name for row in rows for name in row["metrics"]})
+    metrics.sort(key=lambda name: name != found.get("main_metric"))
+    # What is the same for all methods is said once, below the table.
+    counts = {name: {row.get(name, 0) for row in rows} for name in ("users", "queries", "dropped")}
+    notes = [f"{min(c)} {name}" for name, c in counts.items() if len(c) == 1 and c != {0}]
+    counts = {name: c for name, c in counts.items() if len(c) > 1}
+    if any(row.get("intervals") for row in rows):
+        notes.append("[low, high]: 95 % bootstrap interval over users")
+    parts = [name, found.get("title") or found.get("task"), ANSWERS.get(found.get("answers", ""))]
+    table = Table(
+        title=Text(" · ".join(part for part in parts if part)), caption=Text("; ".join(notes))
+    )
     table.add_column("method")
-    for column in ("users", "queries", "loss", *names, "gain (% of OPPU's)"):
+    for column in (*counts, *map(titled, (LOSS, *metrics)), "gain (% of\nOPPU's)"):
         table.add_column(column, justify="right")
-    for row in found["methods"]:
+    for row in rows:
+        values = {LOSS: row["loss"]} | {name: row["metrics"].get(name) for name in metrics}
+        ends = row.get("intervals", {})
         table.add_row(
-            row["method"],
-            str(row["users"]),
-            str(row["queries"]),
-            _number(row["loss"]),
-            *(_number(row["metrics"].get(name)) for name in names),
+            Text(row["method"]),
+            *(str(row.get(count, 0)) for count in counts),
+            *(Text(space.join(_value(v, ends.get(name)))) for name, v in values.items()),
             "-" if row.get("gain") is None else f"{100 * row['gain']:.0f}",
         )
-    Console().print(table)
+    return table
 
 
-def _number(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"
+def _value(value: float | None, ends: list[float] | None) -> list[str]:
+    """Return a value and, where there is one, its interval."""
+    if value is None:
+        return ["-"]
+    return [f"{value:.3f}", *([f"[{ends[0]:.3f}, {ends[1]:.3f}]"] if ends else [])]
 
 
 @contextmanager

@@ -4,6 +4,7 @@ Keys are written as in ``[tool.flwr.app.config]``: ``assembly.top-k`` is ``confi
 """
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Mapping
 from functools import cache
@@ -13,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from fl_perpcs.errors import PerPcsError
+from fl_perpcs.roles import role_sizes, shortage
 
 Value = str | int | float | bool
 
@@ -394,36 +396,19 @@ def known_keys() -> frozenset[str]:
 
 def _conflicts(config: Config) -> list[str]:
     """Return what no single key shows: keys that do not go together."""
-    problems = []
-    roles, data, sharers = config.roles, config.data, config.sharers
-    if data.source == "personas":
-        needed = roles.base + roles.candidates + roles.targets
-        if needed > data.users:
-            problems.append(
-                f"roles.base + roles.candidates + roles.targets = {needed} users, but data.users ="
-                f" {data.users}; raise data.users to {needed} or lower a role"
-            )
-        if data.communities > data.users:
-            problems.append(
-                f"data.communities = {data.communities} is more than data.users = {data.users};"
-                " lower it"
-            )
-    if not sharers.pool and sharers.count > roles.candidates:
+    data = config.data
+    problems = _data_problems(data)
+    problems += role_problems(config, data.users if data.source == "personas" else None)
+    if data.source in ("personas", "debian-synopsis", "table") and config.roles.order == "given":
         problems.append(
-            f"sharers.count = {sharers.count} is more than roles.candidates = {roles.candidates};"
-            " lower the first or raise the second"
+            f'roles.order = "given", but data.source = {data.source!r} gives no roles; set it to'
+            ' "random" or "activity"'
         )
-    if config.adaptation.mode == "federated":
-        if roles.base < 2:
-            problems.append(
-                f"roles.base = {roles.base}, but federated adaptation needs at least 2 base users;"
-                ' raise it or set adaptation.mode = "none"'
-            )
-        if ":" not in config.adaptation.strategy:
-            problems.append(
-                f"adaptation.strategy = {config.adaptation.strategy!r} is not an import path;"
-                ' expected "package.module:Class", for example "flwr.serverapp.strategy:FedAvg"'
-            )
+    if config.adaptation.mode == "federated" and ":" not in config.adaptation.strategy:
+        problems.append(
+            f"adaptation.strategy = {config.adaptation.strategy!r} is not an import path;"
+            ' expected "package.module:Class", for example "flwr.serverapp.strategy:FedAvg"'
+        )
     if config.adaptation.mode == "load" and not config.adaptation.adapter:
         problems.append(
             'adaptation.mode = "load" needs adaptation.adapter, the absolute path of a PEFT folder'
@@ -455,6 +440,68 @@ def _conflicts(config: Config) -> list[str]:
                 f"assembly.top-k = {assembly.top_k} pieces cannot be drawn from"
                 f" assembly.sample-top-k = {assembly.sample_top_k}; raise the second"
             )
+    return problems
+
+
+def role_problems(config: Config, users: int | None) -> list[str]:
+    """Return why so many users cannot fill the roles.
+
+    Parameters
+    ----------
+    config : Config
+    users : int, optional
+        All users; None if they are not counted yet. Shares are looked at only when they are.
+    """
+    roles, sharers = config.roles, config.sharers
+    sizes = role_sizes(roles, sys.maxsize if users is None else users)
+    problems = []
+    if users is not None and roles.order != "given" and (short := shortage(sizes, users)):
+        problems.append(short)
+    base, candidates, _ = sizes
+    if not sharers.pool and sharers.count > candidates:
+        problems.append(
+            f"sharers.count = {sharers.count} is more than roles.candidates ="
+            f" {_with_share(roles.candidates, candidates)}; lower the first or raise the second"
+        )
+    if config.adaptation.mode == "federated" and base < 2:
+        problems.append(
+            f"roles.base = {_with_share(roles.base, base)}, but federated adaptation needs at"
+            ' least 2 base users; raise it or set adaptation.mode = "none"'
+        )
+    return problems
+
+
+def _with_share(size: float, users: int) -> str:
+    return str(size) if isinstance(size, int) else f"{size} ({users} users)"
+
+
+def _data_problems(data: DataSection) -> list[str]:
+    """Return which keys the source needs, or that do not go with it."""
+    problems = []
+    if data.source == "personas" and data.communities > data.users:
+        problems.append(
+            f"data.communities = {data.communities} is more than data.users = {data.users};"
+            " lower it"
+        )
+    if data.source in ("lamp", "per-pcs", "table") and not data.task:
+        problems.append(
+            f"data.source = {data.source!r} needs data.task, a built-in task's name or the"
+            " absolute path of a TOML file"
+        )
+    if data.task.endswith(".toml") and not Path(data.task).is_absolute():
+        problems.append(
+            f"data.task = {data.task!r} is relative, but Flower runs the app in another folder;"
+            " give an absolute path"
+        )
+    if data.source == "table":
+        if bool(data.path) == bool(data.dataset):
+            problems.append(
+                f"data.path = {data.path!r} and data.dataset = {data.dataset!r}; set exactly one"
+                " of them for data.source = 'table'"
+            )
+        for key, column in (("user", data.user_column), ("output", data.output_column)):
+            if not column:
+                problems.append(f"data.{key}-column is empty; name a column of the table")
     return problems
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_perpcs.config import EvaluationSection
+from fl_perpcs.config import Config, ConfigError, EvaluationSection
 from fl_perpcs.lm import LM
 from fl_perpcs.prompts import Prompt
+from fl_perpcs.ranking import rank
 from fl_perpcs.tasks import Task
 from fl_perpcs.tasks.metrics import score
 from fl_perpcs.text import encode, encode_prompt, in_batches
@@ -23,12 +24,30 @@ class Evaluation:
     predictions : list of str
         One for each query; empty without answers.
     metrics : dict of str to float
-        ``loss`` (response loss, nats per token), ``tokens`` (response tokens), ``queries``
+        ``loss`` (response loss, nats per token), ``tokens`` (response tokens), ``queries``,
+        ``dropped`` (queries left out of the loss: a gold output leaves no room for the prompt)
         and, with answers, each of the task's metrics.
     """
 
     predictions: list[str]
     metrics: dict[str, float]
+
+
+def check_task(config: Config, task: Task) -> None:
+    """Check that a task's queries can be answered as the config says.
+
+    Raises
+    ------
+    ConfigError
+        If labels are to be ranked and the task has none.
+    """
+    if config.evaluation.answers == "rank" and not task.labels:
+        raise ConfigError(
+            [
+                f'evaluation.answers = "rank", but the task {task.name!r} has no labels to rank;'
+                ' set it to "generate" or "none"'
+            ]
+        )
 
 
 def evaluate(
@@ -62,6 +81,11 @@ def evaluate(
     Evaluation
         Queries whose gold output leaves no room for a prompt count for the metrics, not for
         the loss.
+
+    Raises
+    ------
+    PerPcsError
+        If labels are to be ranked and the task has none.
     """
     pad = int(lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
     encoded = encode(prompts, golds, lm.tokenizer, max_length)
@@ -69,13 +93,36 @@ def evaluate(
         "loss": mean_loss(lm.model, in_batches(encoded, how.batch_size, pad), lm.device),
         "tokens": sum(len(e.response) for e in encoded),
         "queries": len(prompts),
+        "dropped": len(prompts) - len(encoded),
     }
-    if how.answers == "none":
-        return Evaluation([], metrics)
-    predictions = generate(lm, task, prompts, how, max_length, seed)
-    for name in task.metrics:
-        metrics[name] = score(name, predictions, golds, task.labels)
+    predictions = answer(lm, task, prompts, how, max_length=max_length, seed=seed)
+    if predictions:
+        for name in task.metrics:
+            metrics[name] = score(name, predictions, golds, task.labels)
     return Evaluation(predictions, metrics)
+
+
+def answer(
+    lm: LM,
+    task: Task,
+    prompts: Sequence[Prompt],
+    how: EvaluationSection,
+    *,
+    max_length: int,
+    seed: int,
+) -> list[str]:
+    """Answer queries in the way that the config names, without looking at golds.
+
+    Returns
+    -------
+    list of str
+        One for each prompt, "" where it does not fit; empty with ``answers = "none"``.
+    """
+    if how.answers == "none":
+        return []
+    if how.answers == "rank":
+        return rank(lm, task.labels, prompts, batch_size=how.batch_size, max_length=max_length)
+    return generate(lm, task, prompts, how, max_length, seed)
 
 
 def generate(
@@ -95,18 +142,18 @@ def generate(
     """
     budget = max_length - task.max_new_tokens
     encoded = [encode_prompt(prompt, lm.tokenizer, budget) for prompt in prompts]
+    fitting = [list(ids) for ids in encoded if ids]
     sampling = (
         {"do_sample": True, "temperature": how.temperature, "top_p": how.top_p, "top_k": 0}
         if how.temperature > 0
         else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     )
     answers: list[str] = []
-    eos = lm.tokenizer.eos_token_id  # stands in for a prompt that does not fit
     with torch.random.fork_rng(devices=[lm.device] if lm.device.type == "cuda" else []):
         torch.manual_seed(seed)
-        for start in range(0, len(encoded), how.batch_size):
+        for start in range(0, len(fitting), how.batch_size):
             batch = lm.tokenizer.pad(
-                {"input_ids": [list(p) or [eos] for p in encoded[start : start + how.batch_size]]},
+                {"input_ids": fitting[start : start + how.batch_size]},
                 padding_side="left",
                 return_tensors="pt",
             ).to(lm.device)
@@ -117,9 +164,10 @@ def generate(
                     attention_mask=batch["attention_mask"],
                     max_new_tokens=task.max_new_tokens,
                     pad_token_id=lm.tokenizer.pad_token_id,
-                    eos_token_id=eos,
+                    eos_token_id=lm.tokenizer.eos_token_id,
                     **sampling,
                 )
             texts = lm.tokenizer.batch_decode(output[:, width:], skip_special_tokens=True)
             answers += [text.strip().split("\n")[0].strip() for text in texts]
-    return [answer if ids else "" for answer, ids in zip(answers, encoded, strict=True)]
+    found = iter(answers)
+    return [next(found) if ids else "" for ids in encoded]

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import fl_perpcs
-from fl_perpcs.config import PATH_KEYS, Config, ConfigError, Value, load_config
+from fl_perpcs.config import PATH_KEYS, Config, ConfigError, Value, load_config, role_problems
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.runs import default_run_dir, holds_run, taken
 
@@ -46,6 +46,8 @@ def absolute_paths(values: Mapping[str, Value]) -> dict[str, Value]:
     for key in PATH_KEYS:
         if isinstance(value := values.get(key), str) and value:
             resolved[key] = str(Path(value).expanduser().absolute())
+    if isinstance(task := values.get("data.task"), str) and task.endswith(".toml"):
+        resolved["data.task"] = str(Path(task).expanduser().absolute())
     if isinstance(name := values.get("lm.name"), str) and name:
         folder = Path(name).expanduser()
         if (folder / "config.json").is_file():
@@ -114,16 +116,8 @@ def _app_problems(values: Mapping[str, Value], app_dir: Path) -> list[str]:
 def _check_users(config: Config) -> None:
     from fl_perpcs.data import open_source  # imports the data sources
 
-    users = len(open_source(config).user_ids())
-    roles = config.roles
-    needed = roles.base + roles.candidates + roles.targets
-    if needed > users:
-        raise ConfigError(
-            [
-                f"roles.base + roles.candidates + roles.targets = {needed} users, but"
-                f" data.source = {config.data.source!r} has {users}; lower a role"
-            ]
-        )
+    if problems := role_problems(config, len(open_source(config).user_ids())):
+        raise ConfigError(problems)
 
 
 def _flower_table(app_dir: Path) -> dict[str, Any]:

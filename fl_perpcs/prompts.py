@@ -24,7 +24,8 @@ class Prompt:
     Attributes
     ----------
     template : str
-        The instruction, with ``{input}`` where the input goes.
+        The instruction, with ``{input}`` where the input goes; ``{history}`` where the
+        retrieved items go if that is not before the instruction.
     input : str
         May be empty: an item that is plain text.
     retrieved : tuple of str
@@ -49,8 +50,8 @@ class Prompt:
         )
         return (
             (fill(PROFILE, profile=self.profile) if self.profile else "")
-            + (fill(HISTORY, history=items) if items else "")
-            + fill(self.template, input=self.input)
+            + (fill(HISTORY, history=items) if items and "{history}" not in self.template else "")
+            + fill(self.template, input=self.input, history=items)
         )
 
     @property
@@ -109,6 +110,14 @@ def history_prompt(
         return Prompt(task.text_template, "")
     prompt = query_prompt(item, task, retrieved, profile)
     return replace(prompt, template=task.history_template or task.template)
+
+
+def profile_prompt(items: Sequence[Example], task: Task) -> Prompt:
+    """Return the prompt that asks for a user's profile, some history items in it."""
+    if task.profile_item_template:
+        task = task.model_copy(update={"retrieved_template": task.profile_item_template})
+    prompt = query_prompt(Example("", "", ""), task, items)
+    return replace(prompt, template=task.profile_template)
 
 
 def prompts_of_queries(

@@ -132,10 +132,10 @@ def test_results_of_a_folder_without_any(tmp_path: Path) -> None:
     assert "results.json does not exist" in shown.stderr
 
 
-def test_fetch_knows_two_things() -> None:
+def test_fetch_names_what_it_knows() -> None:
     shown = runner.invoke(app, ["fetch", "gpt"])
     assert shown.exit_code == 1
-    assert "expected smollm2 or debian-synopsis" in shown.stderr
+    assert "expected one of smollm2, minilm, debian-synopsis, lamp" in shown.stderr
 
 
 def _write_results(folder: Path) -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from fl_perpcs.data import Source
 from fl_perpcs.data.debian import DebianSynopses
+from fl_perpcs.data.leaks import LeakChecked
 from fl_perpcs.errors import PerPcsError
 
 
@@ -47,7 +48,7 @@ def test_last_items_are_queries_and_small_users_are_left_out(tmp_path):
     assert source.user("a").id == "a"  # after two lines with characters of several bytes
 
 
-def test_history_holds_no_input_or_output_of_a_query(tmp_path):
+def test_items_that_give_a_query_away_are_for_others_to_remove_but_do_not_count(tmp_path):
     items = [item(f"p{i}") for i in range(12)]
     items[3]["output"] = "About  P11"
     items[5]["input"] = "long text on P12."
@@ -55,7 +56,8 @@ def test_history_holds_no_input_or_output_of_a_query(tmp_path):
     items[11]["output"] = "something else"
     items[11]["input"] = "Something else."
     source = DebianSynopses(write(tmp_path, [{"id": "u", "items": items}]), queries=2)
-    u = source.user("u")
+    assert [e.id for e in source.user("u").history] == [f"p{i}" for i in range(12)]
+    u = LeakChecked(source, "remove").user("u")
     assert [e.id for e in u.queries] == ["p11", "p12"]
     assert [e.id for e in u.history] == [f"p{i}" for i in range(12) if i not in (3, 5)]
     items[0]["output"] = "about p12"  # nine history items are left

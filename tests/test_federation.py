@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM
 from fl_perpcs import client_app, gates, messages, node, server_app, users
 from fl_perpcs.assembly import cook
 from fl_perpcs.config import ConfigError, load_config
-from fl_perpcs.data import Example, open_source
+from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.evaluation import evaluate, generate
+from fl_perpcs.evaluation import evaluate
 from fl_perpcs.export import export_adapter
 from fl_perpcs.grid import PhaseError
 from fl_perpcs.lm import adapter_digest, load_lm, merge_into_base, put_adapter, site_shapes
@@ -26,8 +26,9 @@ from fl_perpcs.messages import ENVELOPE, arrays_of, info_of, open_envelope, unpa
 from fl_perpcs.phases import Phase, PhasedStrategy, evaluation
 from fl_perpcs.pieces import load_peft
 from fl_perpcs.pool import Pool, load_pool
+from fl_perpcs.prompts import prompts_of_queries
 from fl_perpcs.runs import create_run, read_lines
-from fl_perpcs.tasks import MOVIE_TAGGING
+from fl_perpcs.tasks import load_task
 
 SAME = ("metrics.jsonl", "pool", "recipes.json", "predictions", "results.json", "adaptation")
 
@@ -115,7 +116,7 @@ def test_a_run_leaves_a_pool_recipes_predictions_and_results(one_run):
         assert all(isinstance(row["prediction"], str) for row in rows)
         for row in rows:
             assert row["query"].startswith(row["user"])
-            assert row["gold"] in MOVIE_TAGGING.labels
+            assert row["gold"] in load_task("movie-tagging").labels
 
 
 def test_adapters_and_assembly_change_the_loss(one_run):
@@ -363,8 +364,15 @@ def test_an_exported_adapter_scores_as_the_run_says(small_config, tmp_path, merg
     lm = load_lm(config)
     put_adapter(lm, adapter)
     source = open_source(config)
+    queries = source.user(user).queries
     result = evaluate(
-        lm, source.task, source.user(user).queries, config.evaluation, max_length=64, seed=0
+        lm,
+        source.task,
+        prompts_of_queries(queries, [], source.task),
+        [query.output for query in queries],
+        config.evaluation,
+        max_length=64,
+        seed=0,
     )
     (row,) = [r for r in read_lines(folder / "metrics.jsonl") if r["user"] == user]
     assert result.metrics["loss"] == pytest.approx(row["loss"], abs=1e-4)
@@ -419,7 +427,7 @@ def test_every_way_to_select_sharers_fills_a_pool(small_config, selection):
             {
                 "sharers.selection": selection,
                 "evaluation.methods": "base",
-                "evaluation.generate": False,
+                "evaluation.answers": "none",
                 "adaptation.mode": "none",
             }
         )
@@ -435,6 +443,23 @@ def test_every_way_to_select_sharers_fills_a_pool(small_config, selection):
         assert all(results["history"][left] <= results["history"][user] for user in sharers)
     assert results["main_metric"] == "loss"
     assert "prediction" not in read_lines(folder / "predictions" / "base.jsonl")[0]
+
+
+def test_ranked_answers_are_labels_and_results_say_how_they_were_made(small_config):
+    changes = {"evaluation.answers": "rank", "evaluation.resamples": 50}
+    folder = federation(small_config({**changes, "evaluation.methods": "base,oppu"}))
+    results = json.loads((folder / "results.json").read_text())
+    task = load_task("movie-tagging")
+    assert (results["task"], results["answers"]) == ("movie-tagging", "rank")
+    assert results["labels"] == list(task.labels)
+    for row in results["methods"]:
+        rows = read_lines(folder / "predictions" / f"{row['method']}.jsonl")
+        assert {answer["prediction"] for answer in rows} <= set(task.labels)
+        assert list(row["by_user"]) == results["roles"]["targets"]
+        assert row["intervals"].keys() == {"accuracy", "f1", "loss"}
+        low, high = row["intervals"]["loss"]
+        assert low < row["loss"] < high
+        assert row["dropped"] == 0
 
 
 def test_only_the_wanted_methods_are_evaluated(small_config):
@@ -627,36 +652,3 @@ def test_a_run_in_half_precision_keeps_float32_pieces(small_config, dtype):
     folder = federation(small_config({"lm.dtype": dtype, "evaluation.methods": "assembled"}))
     for stack in load_pool(folder / "pool").stacks().values():
         assert stack.A.dtype == stack.gates.dtype == torch.float32
-
-
-def queries(*inputs: str) -> list[Example]:
-    return [Example(f"q/{i}", text, "true story") for i, text in enumerate(inputs)]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("max_length", [16, 21, 22, 64])
-def test_a_prompt_that_does_not_fit_is_answered_with_nothing(lm, temperature, max_length):
-    how = load_config({"evaluation.temperature": temperature}).evaluation
-    found = queries("A boxer", "x" * 100, "A boxer betrays the family.")
-    result = evaluate(lm, MOVIE_TAGGING, found, how, max_length=max_length, seed=0)
-    assert len(result.predictions) == 3
-    assert result.metrics["queries"] == 3
-    if max_length <= 20:
-        assert result.predictions == ["", "", ""]
-
-
-def test_answers_do_not_depend_on_who_shares_the_batch(lm):
-    inputs = ["A boxer", "A clumsy hitman betrays the family in Brooklyn.", "A mob."]
-    how = load_config({"evaluation.batch-size": 8}).evaluation
-    alone = load_config({"evaluation.batch-size": 1}).evaluation
-    together = generate(lm, MOVIE_TAGGING, inputs, how, 64, seed=0)
-    assert together == generate(lm, MOVIE_TAGGING, inputs, alone, 64, seed=0)
-    assert len(set(together)) > 1
-
-
-def test_answers_stop_at_the_first_line_break(lm, monkeypatch):
-    monkeypatch.setattr(
-        lm.tokenizer, "batch_decode", lambda ids, **options: [" comedy \n and more"] * len(ids)
-    )
-    how = load_config({}).evaluation
-    assert generate(lm, MOVIE_TAGGING, ["A boxer"], how, 64, seed=0) == ["comedy"]

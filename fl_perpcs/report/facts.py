@@ -3,7 +3,7 @@
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 
 from fl_perpcs.config import Config
 from fl_perpcs.errors import PerPcsError
+from fl_perpcs.results import LOSS, lower_is_better
 from fl_perpcs.runs import open_run, read_lines
 
 BASE = "base"
-LOSS = "loss"
 
 Scores = dict[str, dict[str, dict[str, float]]]
 Recipes = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -130,7 +130,7 @@ def read_facts(folder: Path) -> Facts:
         status=statuses[-1] if statuses else "",
         phases=phases(events),
         rows=rows,
-        scores=scores(rows),
+        scores=scores(results),
         pool=results.get("pool") or _pool(folder / "pool", manifest),
         choices=choices(recipes, results.get("sharers") or sharers, targets, groups),
     )
@@ -180,23 +180,15 @@ def phases(events: Sequence[Mapping[str, Any]]) -> list[Phase]:
     return [Phase(name, seconds[name], count) for name, count in users.items()]
 
 
-def method_of(row: Mapping[str, Any]) -> str:
-    """Return the method that a line of ``metrics.jsonl`` evaluates; "" if none.
-
-    Told by ``method``, or by a phase called ``evaluate <method>``.
-    """
-    head, _, rest = str(row.get("phase", "")).replace(".", " ", 1).partition(" ")
-    return str(row.get("method") or rest) if head == "evaluate" else ""
-
-
-def scores(rows: Iterable[Mapping[str, Any]]) -> Scores:
-    """Return ``scores[method][user][metric]`` from the evaluation phases."""
-    found: Scores = defaultdict(dict)
-    for row in rows:
-        if (method := method_of(row)) and "user" in row:
-            numbers = {key: float(value) for key, value in row.items() if is_number(value)}
-            found[method][row["user"]] = numbers
-    return dict(found)
+def scores(results: Mapping[str, Any]) -> Scores:
+    """Return ``scores[method][user][metric]`` from a run's results."""
+    return {
+        row["method"]: {
+            user: {name: float(value) for name, value in own.items() if is_number(value)}
+            for user, own in row.get("by_user", {}).items()
+        }
+        for row in results.get("methods", [])
+    }
 
 
 def is_number(value: Any) -> bool:
@@ -212,14 +204,14 @@ def gains(found: Scores, method: str, metric: str) -> dict[str, float]:
     found : Scores
         From :func:`scores`.
     method, metric : str
-        Lower is better for the loss, higher for every other metric.
+        The loss among the metrics.
 
     Returns
     -------
     dict of str to float
         Users with both values; positive is better.
     """
-    sign = -1.0 if metric == LOSS else 1.0
+    sign = -1.0 if lower_is_better(metric) else 1.0
     base = found.get(BASE, {})
     return {
         user: sign * (own[metric] - base[user][metric])

@@ -12,9 +12,10 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from fl_perpcs.config import Config
-from fl_perpcs.report.facts import LOSS, Facts, by_group, gains, is_number
+from fl_perpcs.report.facts import Facts, by_group, gains, is_number
 from fl_perpcs.report.heatmaps import choices_figure, layers_figure
 from fl_perpcs.report.plots import gains_figure, hubs_figure, method_name
+from fl_perpcs.results import ANSWERS, LOSS, titled
 
 NONE = "\N{EN DASH}"
 ROLES = {
@@ -30,9 +31,14 @@ def render_page(facts: Facts) -> str:
         autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
     )
     environment.filters |= {"number": number, "percent": percent, "size": size, "span": span}
+    environment.filters |= {"ends": ends, "titled": titled}
     return environment.from_string(TEMPLATE).render(
         facts=facts,
         name=facts.config.run.name,
+        title=facts.results.get("title") or facts.results.get("task") or "",
+        answers=ANSWERS.get(str(facts.results.get("answers")), ""),
+        dropped=any(row.get("dropped") for row in facts.results.get("methods", [])),
+        intervals=any(row.get("intervals") for row in facts.results.get("methods", [])),
         date=str(facts.versions.get("started", "")).replace("T", " ")[:16],
         tiles=tiles(facts),
         table=result_table(facts),
@@ -48,7 +54,6 @@ def render_page(facts: Facts) -> str:
             key: value for key, value in facts.versions.items() if key not in ("machine", "started")
         },
         method_name=method_name,
-        LOSS=LOSS,
     )
 
 
@@ -64,6 +69,11 @@ def number(value: Any) -> str:
 def percent(value: Any) -> str:
     """Write a share: 0.613 → 61 %."""
     return f"{100 * value:.0f}\N{NO-BREAK SPACE}%" if is_number(value) else NONE
+
+
+def ends(interval: Any) -> str:
+    """Write an interval: [0.62, 0.75] → [0.620, 0.750]; nothing if there is none."""
+    return f"[{', '.join(map(number, interval))}]" if interval else ""
 
 
 def size(value: Any) -> str:
@@ -271,6 +281,7 @@ th { font-weight: 600; color: var(--ink-2); }
 tbody th { color: var(--ink); white-space: nowrap; }
 tr { border-bottom: 1px solid var(--line); }
 .n { text-align: right; white-space: nowrap; }
+.n small { display: block; color: var(--ink-2); }
 .changed td { font-weight: 600; }
 figure { margin: 0; }
 figcaption { max-width: 46rem; margin-top: .6rem; }
@@ -287,6 +298,8 @@ code { font: .85em ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", monospace
 <body>
 <h1>{{ name }}</h1>
 <p class="quiet">Personalized Pieces run, strategy <code>{{ facts.config.strategy.name }}</code>
+{%- if title %} · {{ title }}{% endif %}
+{%- if answers %} · {{ answers }}{% endif %}
 {%- if date %} · {{ date }}{% endif %}
 {%- if facts.versions.machine is defined %} · {{ facts.versions.machine }}{% endif %}
 {%- if facts.status %} · {{ facts.status }}{% endif %}</p>
@@ -303,24 +316,35 @@ code { font: .85em ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", monospace
 <h2>Results</h2>
 <div class="wide">
 <table>
-<thead><tr><th>method</th><th class="n">loss per<br>response token</th>
-{% for metric in metrics %}<th class="n">{{ metric }}</th>{% endfor %}
+<thead><tr><th>method</th><th class="n">loss per<br>response token ↓</th>
+{% for metric in metrics %}<th class="n">{{ metric | titled }}</th>{% endfor %}
 <th class="n">share of<br>OPPU's gain</th><th class="n">users with<br>a lower loss</th>
-<th class="n">users</th><th class="n">queries</th></tr></thead>
+<th class="n">users</th><th class="n">queries</th>
+{% if dropped %}<th class="n">of them<br>dropped</th>{% endif %}</tr></thead>
 <tbody>
 {% for row in table %}
-<tr><th>{{ method_name(row.method) }}</th><td class="n">{{ row.loss | number }}</td>
-{% for metric in metrics %}<td class="n">{{ row.metrics.get(metric) | number }}</td>{% endfor %}
+{% set intervals = row.get("intervals", {}) %}
+<tr><th>{{ method_name(row.method) }}</th>
+<td class="n">{{ row.loss | number }}<small>{{ intervals.get("loss") | ends }}</small></td>
+{% for metric in metrics %}
+<td class="n">{{ row.metrics.get(metric) | number }}
+<small>{{ intervals.get(metric) | ends }}</small></td>
+{% endfor %}
 <td class="n">{{ row.gain | percent }}</td><td class="n">{{ row.helped }}</td>
-<td class="n">{{ row.users | number }}</td><td class="n">{{ row.queries | number }}</td></tr>
+<td class="n">{{ row.users | number }}</td><td class="n">{{ row.queries | number }}</td>
+{% if dropped %}<td class="n">{{ row.get("dropped", 0) | number }}</td>{% endif %}</tr>
 {% endfor %}
 </tbody>
 </table>
 </div>
-<p class="quiet">On the targets' queries. OPPU is one adapter per user, trained on that user's
-history. {% if metrics %}Shares of OPPU's gain over the base LLM are in
+<p class="quiet">Over all queries of all targets{% if intervals %}, with 95 % bootstrap intervals
+over users{% endif %}. An arrow ↓ marks what is better when lower.
+{% if dropped %}Dropped queries do not fit <code>lm.max-length</code> with their gold outputs and
+have no part in the loss. {% endif %}
+OPPU is one adapter per user, trained on that user's history.
+{% if metrics %}Shares of OPPU's gain over the base LLM are in
 {{ facts.main_metric }}.
-{% else %}Nothing was generated: the response loss is the measure, and lower is better.
+{% else %}Nothing was answered: the response loss is the measure.
 {% endif %}</p>
 {% if per_target.rows %}
 <details><summary>Every target's numbers</summary>
@@ -328,7 +352,7 @@ history. {% if metrics %}Shares of OPPU's gain over the base LLM are in
 <table>
 <thead><tr><th>target</th><th>group</th>
 {% for method, metric in per_target.head %}
-<th class="n">{{ method_name(method) }}<br>{{ metric }}</th>
+<th class="n">{{ method_name(method) }}<br>{{ metric | titled }}</th>
 {% endfor %}
 </tr></thead>
 <tbody>

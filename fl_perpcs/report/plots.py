@@ -12,7 +12,8 @@ from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
 from fl_perpcs.report.drawing import COLOR, PERCENT, STYLE, bare, inline_svg, short
-from fl_perpcs.report.facts import BASE, LOSS, Choices, Scores, gains
+from fl_perpcs.report.facts import BASE, Choices, Scores, gains
+from fl_perpcs.results import LOSS, lower_is_better
 
 NAMES = {"base": "base LLM", "oppu": "OPPU"}
 
@@ -56,9 +57,9 @@ def gains_figure(found: Scores, methods: Sequence[str], metric: str, users: Sequ
         figure.subplots_adjust(0, 0, 1, 1, wspace=0.06)
         for axes, (name, table) in zip(panels, tables.items(), strict=True):
             _gains_panel(axes, table, looks, shown)
-            axes.set_xlabel(
-                "fall of the loss per response token" if name == LOSS else f"rise of {name}"
-            )
+            way = "fall" if lower_is_better(name) else "rise"
+            what = "the loss per response token" if name == LOSS else name
+            axes.set_xlabel(f"{way} of {what}")
         first = panels[0]
         names = ["mean", *(short(user) for user in shown)]
         first.set_yticks([-1.5, *range(len(shown))], names, fontsize=min(8, step * 45))

@@ -59,6 +59,14 @@ class LampFormat(Section):
     """Tried in order: the first whose fields an item has."""
 
 
+    @model_validator(mode="after")
+    def _check(self) -> "LampFormat":
+        groups = set(re.compile(self.question).groupindex)
+        if unknown := sorted(slots(self.input) - groups):
+            raise ValueError(f"input: {{{unknown[0]}}} is no group of question")
+        return self
+
+
 class Task(Section):
     """How a user's examples are put to the language model and how answers are scored.
 
@@ -82,6 +90,8 @@ class Task(Section):
     """The same for a history item without an input."""
     profile_template: str = ""
     """Prompt that asks a language model for a user's profile, with ``{history}``."""
+    profile_item_template: str = ""
+    """A history item in that prompt; empty: as in other prompts."""
     metrics: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names in :mod:`fl_perpcs.tasks.metrics`, the main one first."""
     max_new_tokens: Positive
