@@ -14,15 +14,12 @@ import time
 
 import torch
 
-from fl_perpcs.cli import read_words
-from fl_perpcs.config import EvaluationSection, load_config
+from fl_perpcs.cli_words import read_config
+from fl_perpcs.config import EvaluationSection
 from fl_perpcs.data import open_source
 from fl_perpcs.evaluation import generate
 from fl_perpcs.lm import LM, load_lm
-from fl_perpcs.preflight import absolute_paths
-from fl_perpcs.profiles import profile_of
-from fl_perpcs.prompts import Prompt, prompts_of_queries
-from fl_perpcs.retrieval import find_ranker
+from fl_perpcs.prompts import Prompt, preamble_of, prompts_of_queries
 from fl_perpcs.tasks import Task
 
 
@@ -36,20 +33,16 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
-    config = load_config(absolute_paths(read_words(args.words)))
+    config = read_config(args.words)
     lm = load_lm(config)
     source = open_source(config)
-    how = config.prompts
-    rank = find_ranker(how.retriever, how.encoder, lm.device) if how.retrieve else None
     prompts: list[Prompt] = []
     for user_id in source.user_ids():
         if len(prompts) >= args.queries:
             break
         user = source.user(user_id)
-        profile = profile_of(user_id, how.profiles)
-        prompts += prompts_of_queries(
-            user.queries, user.history, source.task, rank=rank, k=how.retrieve, profile=profile
-        )
+        preamble = preamble_of(config.prompts, user_id, lm.device)
+        prompts += prompts_of_queries(user.queries, user.history, source.task, preamble)
     prompts = prompts[: args.queries]
     sizes = (1, args.batch_size)
     seconds: dict[int, list[float]] = {size: [] for size in sizes}

@@ -1,21 +1,18 @@
 """The command line. torch, Flower and transformers are imported inside the commands only."""
 
 import sys
-import tomllib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fl_perpcs import __version__
+from fl_perpcs import __version__, cli_data
+from fl_perpcs.cli_words import ConfigWords, errors_as_messages, read_config, read_words
 from fl_perpcs.errors import PerPcsError
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-    from fl_perpcs.config import Value
 
 app = typer.Typer(
     help="Personalized Pieces (Per-Pcs) as a federated-learning simulation on Flower.",
@@ -24,15 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-ConfigWords = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[CONFIG] [KEY=VALUE]...",
-        help="A TOML run config, or the name of a file in configs/ (demo); then single keys"
-        " (lm.name=tiny assembly.top-k=1).",
-        show_default=False,
-    ),
-]
+app.add_typer(cli_data.app, name="data")
+
 RunFolder = Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.")]
 
 
@@ -49,7 +39,7 @@ def main(
 @app.command()
 def run(words: ConfigWords = None) -> None:
     """Run a simulation and print its results."""
-    with _errors_as_messages():
+    with errors_as_messages():
         from fl_perpcs.launcher import launch
 
         finished = launch(read_words(words or []))
@@ -63,27 +53,23 @@ def run(words: ConfigWords = None) -> None:
 @app.command()
 def config(words: ConfigWords = None) -> None:
     """Check a run config and print it with every default filled in."""
-    with _errors_as_messages():
+    with errors_as_messages():
         import tomli_w
 
-        from fl_perpcs.config import load_config
-        from fl_perpcs.preflight import absolute_paths
-
-        resolved = load_config(absolute_paths(read_words(words or [])))
-        typer.echo(tomli_w.dumps(resolved.model_dump(by_alias=True)), nl=False)
+        typer.echo(tomli_w.dumps(read_config(words).model_dump(by_alias=True)), nl=False)
 
 
 @app.command()
 def results(run_folder: RunFolder) -> None:
     """Print a run's result table."""
-    with _errors_as_messages():
+    with errors_as_messages():
         _print_results(run_folder)
 
 
 @app.command()
 def report(run_folder: RunFolder) -> None:
     """Write a run's report again and print where it is."""
-    with _errors_as_messages():
+    with errors_as_messages():
         from fl_perpcs.report import write_report
 
         typer.echo(write_report(run_folder))
@@ -96,7 +82,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
 ) -> None:
     """Write a target's assembled adapter as a PEFT folder."""
-    with _errors_as_messages():
+    with errors_as_messages():
         from fl_perpcs.export import export_adapter
 
         typer.echo(export_adapter(run_folder, user, out))
@@ -110,7 +96,7 @@ def predictions(
     task_id: Annotated[str, typer.Option(help="The task's name in the files, if another.")] = "",
 ) -> None:
     """Write a method's answers and the golds as files for LaMP's evaluator."""
-    with _errors_as_messages():
+    with errors_as_messages():
         from fl_perpcs.predictions import export_predictions
 
         if export_predictions(run_folder, method, out, task_id):
@@ -129,7 +115,7 @@ def fetch(
     url: Annotated[str, typer.Option(help="lamp: the folder on another server.")] = "",
 ) -> None:
     """Download a model (smollm2, minilm) or real users (debian-synopsis, lamp)."""
-    with _errors_as_messages():
+    with errors_as_messages():
         from fl_perpcs import fetch as fetching
 
         if what == "lamp":
@@ -147,58 +133,6 @@ def fetch(
         if task or url:
             raise PerPcsError(f"--task and --url go with lamp only; run: perpcs fetch {what}")
         typer.echo(plain[what]())
-
-
-def read_words(words: list[str]) -> "dict[str, Value]":
-    """Return the keys that ``[CONFIG] [KEY=VALUE]...`` set; single keys win over the file.
-
-    Raises
-    ------
-    ConfigError
-        Listing every word that is neither, and files that cannot be read.
-    """
-    from fl_perpcs.config import ConfigError, read_config_file
-
-    values: dict[str, Value] = {}
-    problems = []
-    if words and "=" not in words[0]:
-        values |= read_config_file(_config_file(words[0]))
-        words = words[1:]
-    for word in words:
-        key, equals, text = word.partition("=")
-        if equals and key:
-            values[key.strip()] = _scalar(text)
-        else:
-            problems.append(f"{word!r} is not KEY=VALUE; write for example lm.name=tiny")
-    if problems:
-        raise ConfigError(problems)
-    return values
-
-
-def _scalar(text: str) -> "Value":
-    """Read a TOML scalar; anything else is a string as it stands."""
-    try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value if isinstance(value, str | int | float | bool) else text
-
-
-def _config_file(name: str) -> Path:
-    """Find a config by path, or by bare name in the app's or this folder's ``configs``."""
-    given = Path(name).expanduser()
-    if given.is_file() or given.suffix == ".toml" or given.name != name:
-        return given
-    folders = (Path.cwd() / "configs", Path(__file__).parent.parent / "configs")
-    for folder in folders:
-        if (path := folder / f"{name}.toml").is_file():
-            return path
-    known = sorted({path.stem for folder in folders for path in folder.glob("*.toml")})
-    from fl_perpcs.config import ConfigError
-
-    raise ConfigError(
-        [f"{name!r} is neither a file nor a config; expected a TOML file or one of {known}"]
-    )
 
 
 def _print_results(folder: Path) -> None:
@@ -257,18 +191,3 @@ def _value(value: float | None, ends: list[float] | None) -> list[str]:
     if value is None:
         return ["-"]
     return [f"{value:.3f}", *([f"[{ends[0]:.3f}, {ends[1]:.3f}]"] if ends else [])]
-
-
-@contextmanager
-def _errors_as_messages() -> Iterator[None]:
-    """Print errors that a user can put right without a traceback: exit 2, 1 or 130."""
-    try:
-        yield
-    except PerPcsError as error:
-        from fl_perpcs.config import ConfigError
-
-        print(f"perpcs: {error}", file=sys.stderr)
-        raise typer.Exit(2 if isinstance(error, ConfigError) else 1) from None
-    except KeyboardInterrupt:
-        print("perpcs: interrupted", file=sys.stderr)
-        raise typer.Exit(130) from None

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_perpcs.config import Config, ConfigError, EvaluationSection
+from fl_perpcs.config import EvaluationSection
 from fl_perpcs.lm import LM
 from fl_perpcs.prompts import Prompt
 from fl_perpcs.ranking import rank
@@ -31,23 +31,6 @@ class Evaluation:
 
     predictions: list[str]
     metrics: dict[str, float]
-
-
-def check_task(config: Config, task: Task) -> None:
-    """Check that a task's queries can be answered as the config says.
-
-    Raises
-    ------
-    ConfigError
-        If labels are to be ranked and the task has none.
-    """
-    if config.evaluation.answers == "rank" and not task.labels:
-        raise ConfigError(
-            [
-                f'evaluation.answers = "rank", but the task {task.name!r} has no labels to rank;'
-                ' set it to "generate" or "none"'
-            ]
-        )
 
 
 def evaluate(

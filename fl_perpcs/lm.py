@@ -90,21 +90,40 @@ def load_lm(config: Config) -> LM:
     PerPcsError
         If the model cannot be loaded, or has no module named in ``lora.target-modules``.
     """
-    path = model_path(config.lm.name)
-    options: dict[str, Any] = {"trust_remote_code": config.lm.trust_remote_code}
+    tokenizer = load_tokenizer(config)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, **options)
         base = AutoModelForCausalLM.from_pretrained(
-            path, dtype=getattr(torch, config.lm.dtype), use_safetensors=True, **options
+            model_path(config.lm.name),
+            dtype=getattr(torch, config.lm.dtype),
+            use_safetensors=True,
+            trust_remote_code=config.lm.trust_remote_code,
         )
     except (OSError, ValueError) as error:
         raise PerPcsError(f"lm.name = {config.lm.name!r} cannot be loaded: {error}") from None
-    if tokenizer.eos_token_id is None:
-        raise PerPcsError(f"the tokenizer of lm.name = {config.lm.name!r} has no eos token")
-    if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
     base.to(_device(config))  # type: ignore[arg-type]  # transformers' own wrapper
     return attach(base, tokenizer, config.lora)
+
+
+def load_tokenizer(config: Config) -> PreTrainedTokenizerBase:
+    """Load the base LLM's tokenizer; its padding token is eos if it has none.
+
+    Raises
+    ------
+    PerPcsError
+        If it cannot be loaded or has no eos token.
+    """
+    name = config.lm.name
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            model_path(name), trust_remote_code=config.lm.trust_remote_code
+        )
+    except (OSError, ValueError) as error:
+        raise PerPcsError(f"lm.name = {name!r} cannot be loaded: {error}") from None
+    if tokenizer.eos_token_id is None:
+        raise PerPcsError(f"the tokenizer of lm.name = {name!r} has no eos token")
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
 
 
 def attach(base: Any, tokenizer: PreTrainedTokenizerBase, lora: LoraSection) -> LM:

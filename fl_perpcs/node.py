@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from typing import Any
 
 import torch
 from flwr.app import Context, Message
@@ -28,9 +27,13 @@ from fl_perpcs.lm import (
 )
 from fl_perpcs.messages import ADAPTATION, arrays_of, open_envelope, unpack_adapter
 from fl_perpcs.pieces import Adapter
-from fl_perpcs.profiles import profile_of
-from fl_perpcs.prompts import Prompt, prompts_of_history, prompts_of_queries
-from fl_perpcs.retrieval import find_ranker
+from fl_perpcs.prompts import (
+    Preamble,
+    Prompt,
+    preamble_of,
+    prompts_of_history,
+    prompts_of_queries,
+)
 from fl_perpcs.seeds import derive_seed
 from fl_perpcs.text import Batch, Encoded, encode, in_batches
 
@@ -76,13 +79,13 @@ class Job:
     @cached_property
     def history(self) -> list[Encoded]:
         """The history as token ids; items that do not fit ``lm.max-length`` are left out."""
-        prompts = prompts_of_history(self.items, self.source.task, **self._context)
+        prompts = prompts_of_history(self.items, self.source.task, self._preamble)
         return self._encode(prompts, self.items)
 
     @cached_property
     def query_prompts(self) -> list[Prompt]:
         """The prompts of the user's queries."""
-        return prompts_of_queries(self.user.queries, self.items, self.source.task, **self._context)
+        return prompts_of_queries(self.user.queries, self.items, self.source.task, self._preamble)
 
     @cached_property
     def queries(self) -> list[Encoded]:
@@ -94,16 +97,8 @@ class Job:
         return encode(prompts, responses, self.lm.tokenizer, self.config.lm.max_length)
 
     @cached_property
-    def _context(self) -> dict[str, Any]:
-        """What the config puts before every prompt."""
-        how = self.config.prompts
-        return {
-            "rank": find_ranker(how.retriever, how.encoder, self.lm.device)
-            if how.retrieve
-            else None,
-            "k": how.retrieve,
-            "profile": profile_of(self.user.id, how.profiles),
-        }
+    def _preamble(self) -> Preamble:
+        return preamble_of(self.config.prompts, self.user.id, self.lm.device)
 
     def history_batches(self, size: int, last: int = 0) -> list[Batch]:
         """Return the history, or its last items, in batches.

@@ -48,10 +48,11 @@ def absolute_paths(values: Mapping[str, Value]) -> dict[str, Value]:
             resolved[key] = str(Path(value).expanduser().absolute())
     if isinstance(task := values.get("data.task"), str) and task.endswith(".toml"):
         resolved["data.task"] = str(Path(task).expanduser().absolute())
-    if isinstance(name := values.get("lm.name"), str) and name:
-        folder = Path(name).expanduser()
-        if (folder / "config.json").is_file():
-            resolved["lm.name"] = str(folder.absolute())
+    for key in ("lm.name", "prompts.encoder"):
+        if isinstance(name := values.get(key), str) and name:
+            folder = Path(name).expanduser()
+            if (folder / "config.json").is_file():
+                resolved[key] = str(folder.absolute())
     return resolved
 
 
@@ -115,8 +116,11 @@ def _app_problems(values: Mapping[str, Value], app_dir: Path) -> list[str]:
 
 def _check_users(config: Config) -> None:
     from fl_perpcs.data import open_source  # imports the data sources
+    from fl_perpcs.tasks import check_task
 
-    if problems := role_problems(config, len(open_source(config).user_ids())):
+    source = open_source(config)
+    check_task(config, source.task)
+    if problems := role_problems(config, len(source.user_ids())):
         raise ConfigError(problems)
 
 

@@ -9,8 +9,12 @@ Fine-tuning", EMNLP 2024 (retrieval- and profile-augmented prompts).
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
+from fl_perpcs.config import PromptsSection
 from fl_perpcs.data import Example
-from fl_perpcs.retrieval import Ranker
+from fl_perpcs.profiles import profile_of
+from fl_perpcs.retrieval import Ranker, find_ranker
 from fl_perpcs.tasks import Task, fill
 
 PROFILE = "### User Profile:\n{profile}\n\n"
@@ -120,52 +124,68 @@ def profile_prompt(items: Sequence[Example], task: Task) -> Prompt:
     return replace(prompt, template=task.profile_template)
 
 
+@dataclass(frozen=True)
+class Preamble:
+    """What is put before the instruction: the k most relevant history items, and a profile."""
+
+    rank: Ranker | None = None
+    k: int = 0
+    profile: str = ""
+
+
+PLAIN = Preamble()
+"""Nothing."""
+
+
+def preamble_of(how: PromptsSection, user_id: str, device: torch.device) -> Preamble:
+    """Return what the config puts before a user's prompts.
+
+    Raises
+    ------
+    PerPcsError
+        If the sentence encoder or the user's profile cannot be had.
+    """
+    rank = find_ranker(how.retriever, how.encoder, device) if how.retrieve else None
+    return Preamble(rank, how.retrieve, profile_of(user_id, how.profiles))
+
+
 def prompts_of_queries(
     queries: Sequence[Example],
     history: Sequence[Example],
     task: Task,
-    *,
-    rank: Ranker | None = None,
-    k: int = 0,
-    profile: str = "",
+    preamble: Preamble = PLAIN,
 ) -> list[Prompt]:
-    """Return the prompts of queries, each with its k most relevant history items."""
-    found = _retrieve(rank, history, queries, k, [len(history)] * len(queries))
+    """Return the prompts of queries, each with its most relevant history items."""
+    found = _retrieve(preamble, history, queries, [len(history)] * len(queries))
     return [
-        query_prompt(query, task, items, profile)
+        query_prompt(query, task, items, preamble.profile)
         for query, items in zip(queries, found, strict=True)
     ]
 
 
 def prompts_of_history(
-    history: Sequence[Example],
-    task: Task,
-    *,
-    rank: Ranker | None = None,
-    k: int = 0,
-    profile: str = "",
+    history: Sequence[Example], task: Task, preamble: Preamble = PLAIN
 ) -> list[Prompt]:
     """Return the prompts that a history is trained with.
 
     Each item is shown earlier items only: never itself, and none that came after it.
     """
-    found = _retrieve(rank, history, history, k, range(len(history)))
+    found = _retrieve(preamble, history, history, range(len(history)))
     return [
-        history_prompt(item, task, items, profile)
+        history_prompt(item, task, items, preamble.profile)
         for item, items in zip(history, found, strict=True)
     ]
 
 
 def _retrieve(
-    rank: Ranker | None,
+    preamble: Preamble,
     history: Sequence[Example],
     asked: Sequence[Example],
-    k: int,
     limits: Sequence[int],
 ) -> list[list[Example]]:
     """Return for each example asked about its k best among the first so many history items."""
-    if rank is None or k == 0 or not history:
+    if preamble.rank is None or not history:
         return [[] for _ in asked]
     documents = [f"{item.input} {item.output}".strip() for item in history]
-    ranked = rank(documents, [example.input for example in asked], k, limits)
+    ranked = preamble.rank(documents, [example.input for example in asked], preamble.k, limits)
     return [[history[i] for i in indices] for indices in ranked]

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import LM
 from fl_perpcs.prompts import Prompt
-from fl_perpcs.text import encode_prompt
+from fl_perpcs.text import encode_prompt, response_ids
 
 Ids = Sequence[int]
 
@@ -47,7 +47,7 @@ def rank(
     """
     if not labels:
         raise PerPcsError("there are no labels to rank; generate the answers of this task")
-    responses = [response_ids(label, lm) for label in labels]
+    responses = [response_ids(label, lm.tokenizer) for label in labels]
     budget = max_length - max(map(len, responses))
     encoded = [encode_prompt(prompt, lm.tokenizer, budget) for prompt in prompts]
     fitting = [ids for ids in encoded if ids]
@@ -61,12 +61,6 @@ def rank(
     ]
     found = iter(best)
     return [next(found) if ids else "" for ids in encoded]
-
-
-def response_ids(text: str, lm: LM) -> tuple[int, ...]:
-    """Return the tokens of a response, as :func:`fl_perpcs.text.encode` makes them."""
-    ids = lm.tokenizer(" " + text, add_special_tokens=False)["input_ids"]
-    return (*ids, int(lm.tokenizer.eos_token_id))  # type: ignore[arg-type]  # never a list here
 
 
 @torch.inference_mode()

@@ -20,6 +20,7 @@ from fl_perpcs.report import write_report
 from fl_perpcs.results import write_results
 from fl_perpcs.roles import Member, Members, assign_roles
 from fl_perpcs.runs import Run, create_run
+from fl_perpcs.tasks import check_task
 
 app = ServerApp()
 
@@ -46,6 +47,8 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     PerPcsError
         If the federation, the config and the data do not fit together, or a user fails.
     """
+    task = open_source(config).task
+    check_task(config, task)
     make_strategy = find_strategy(config.strategy.name)
     adapt_by = flower_strategy(config)
     spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
@@ -66,7 +69,7 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
         save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
     strategy = make_strategy(setting)
     strategy.start(grid=user_grid, initial_arrays=pack_adapter(adapter))
-    write_results(setting, open_source(config).task)
+    write_results(setting, task)
     write_report(run.folder)
 
 

@@ -62,11 +62,16 @@ def encode(
     """
     encoded = []
     for prompt, text in zip(prompts, responses, strict=True):
-        ids = tokenizer(" " + text, add_special_tokens=False)["input_ids"]
-        response = (*ids, tokenizer.eos_token_id)
+        response = response_ids(text, tokenizer)
         if start := encode_prompt(prompt, tokenizer, max_length - len(response)):
             encoded.append(Encoded(start, response))
     return encoded
+
+
+def response_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens of a response: " " + text, and eos."""
+    ids = tokenizer(" " + text, add_special_tokens=False)["input_ids"]
+    return (*ids, tokenizer.eos_token_id)
 
 
 def encode_prompt(

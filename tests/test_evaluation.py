@@ -2,9 +2,9 @@ import pytest
 
 from fl_perpcs.config import ConfigError, load_config
 from fl_perpcs.data import Example
-from fl_perpcs.evaluation import check_task, evaluate, generate
+from fl_perpcs.evaluation import evaluate, generate
 from fl_perpcs.prompts import Prompt, prompts_of_queries
-from fl_perpcs.tasks import load_task
+from fl_perpcs.tasks import check_task, load_task
 
 TASK = load_task("movie-tagging")
 GOLD = "true story"

@@ -242,7 +242,7 @@ def _start_slow_run(
     code = (
         "import sys, typer; from pathlib import Path; from fl_perpcs import cli, launcher\n"
         "def run():\n"
-        "    with cli._errors_as_messages():\n"
+        "    with cli.errors_as_messages():\n"
         f"        launcher.launch({{'lm.name': 'a/b', 'run.dir': {str(tmp_path / name)!r}}},"
         f" Path({str(ROOT)!r}), commands=Path({str(fake)!r}))\n"
         "typer.run(run)"

@@ -5,6 +5,7 @@ from hypothesis import strategies as st
 
 from fl_perpcs.data import Example
 from fl_perpcs.prompts import (
+    Preamble,
     history_prompt,
     profile_prompt,
     prompts_of_history,
@@ -35,14 +36,14 @@ def test_the_published_prompt_with_history_and_profile():
 
 def test_a_query_gets_the_most_relevant_items_best_first():
     prompts = prompts_of_queries(
-        [Example("q", "the robot on Mars", "")], HISTORY, MOVIES, rank=rank_bm25, k=2
+        [Example("q", "the robot on Mars", "")], HISTORY, MOVIES, Preamble(rank_bm25, 2)
     )
     assert prompts[0].retrieved == (HISTORY[3].input, HISTORY[1].input)
     assert "another robot lands on Mars Tag: sci-fi\nDescription:" in prompts[0].render()
 
 
 def test_an_item_is_shown_earlier_items_only():
-    prompts = prompts_of_history(HISTORY, MOVIES, rank=rank_bm25, k=3)
+    prompts = prompts_of_history(HISTORY, MOVIES, Preamble(rank_bm25, 3))
     assert [len(p.retrieved) for p in prompts] == [0, 1, 2, 3]
     assert prompts[2].retrieved[0] == HISTORY[0].input
     assert prompts[3].retrieved[0] == HISTORY[1].input
@@ -51,7 +52,7 @@ def test_an_item_is_shown_earlier_items_only():
 @given(st.lists(st.sampled_from(["a boxer", "Mars", "love", "é"]), max_size=8), st.integers(0, 4))
 def test_no_item_is_its_own_example(texts, k):
     history = [Example(str(i), f"{text} number{i}", "comedy") for i, text in enumerate(texts)]
-    prompts = prompts_of_history(history, MOVIES, rank=rank_bm25, k=k)
+    prompts = prompts_of_history(history, MOVIES, Preamble(rank_bm25, k))
     for i, prompt in enumerate(prompts):
         assert len(prompt.retrieved) == min(k, i)
         assert set(prompt.retrieved) <= {item.input for item in history[:i]}
@@ -88,7 +89,7 @@ def test_the_profile_prompt_holds_the_items_where_the_task_says():
 
 
 def test_no_history_and_no_query():
-    assert prompts_of_history([], MOVIES, rank=rank_bm25, k=2) == []
-    assert prompts_of_queries([], HISTORY, MOVIES, rank=rank_bm25, k=2) == []
-    (prompt,) = prompts_of_queries([Example("q", "x", "")], [], MOVIES, rank=rank_bm25, k=2)
+    assert prompts_of_history([], MOVIES, Preamble(rank_bm25, 2)) == []
+    assert prompts_of_queries([], HISTORY, MOVIES, Preamble(rank_bm25, 2)) == []
+    (prompt,) = prompts_of_queries([Example("q", "x", "")], [], MOVIES, Preamble(rank_bm25, 2))
     assert prompt.retrieved == ()

@@ -8,9 +8,9 @@ from fl_perpcs.config import LoraSection
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import LM, attach
 from fl_perpcs.prompts import Prompt
-from fl_perpcs.ranking import label_scores, rank, response_ids
+from fl_perpcs.ranking import label_scores, rank
 from fl_perpcs.tasks import load_task
-from fl_perpcs.text import Encoded, collate, encode
+from fl_perpcs.text import Encoded, collate, encode, response_ids
 from fl_perpcs.training import response_loss
 
 LABELS = load_task("movie-tagging").labels
@@ -69,7 +69,10 @@ def test_scores_are_those_of_whole_examples_one_by_one(family, lengths, tokenize
     lm = random_lm(family, tokenizer, make_lm)
     prompts = [tuple(torch.randint(5, 300, (n,)).tolist()) for n in lengths]
     # The last has no token but eos.
-    responses = [*(response_ids(label, lm) for label in LABELS), (tokenizer.eos_token_id,)]
+    responses = [
+        *(response_ids(label, lm.tokenizer) for label in LABELS),
+        (tokenizer.eos_token_id,),
+    ]
     assert {len(response) for response in responses} >= {1, 2, 4}
     with torch.inference_mode():
         expected = one_by_one(lm, prompts, responses)
@@ -80,7 +83,7 @@ def test_scores_are_those_of_whole_examples_one_by_one(family, lengths, tokenize
 
 
 def test_the_score_is_a_sum_of_log_probabilities(lm):
-    prompt, response = (7, 8, 9), response_ids("true story", lm)
+    prompt, response = (7, 8, 9), response_ids("true story", lm.tokenizer)
     with torch.inference_mode():
         logits = lm.model(input_ids=torch.tensor([prompt + response])).logits[0]
     steps = log_softmax(logits, -1)[2:-1]
@@ -91,7 +94,7 @@ def test_the_score_is_a_sum_of_log_probabilities(lm):
 def test_a_label_is_tokenized_as_a_trained_response(lm):
     for label in LABELS:
         (example,) = encode([Prompt("{input}", "boxer")], [label], lm.tokenizer, 64)
-        assert response_ids(label, lm) == example.response
+        assert response_ids(label, lm.tokenizer) == example.response
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 16])

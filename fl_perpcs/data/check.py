@@ -64,7 +64,7 @@ class Check:
     labels : list of LabelCount
         Of tasks with labels: every label, then the commonest other outputs.
     strange_outputs : int
-        Items whose output is not a label.
+        Items with an input whose output is not a label.
     duplicates : int
         History items with the input and output of an earlier one of the same user.
     shared : int
@@ -148,8 +148,8 @@ def check_data(config: Config, watch: Watch = iter) -> Check:
     roles, problems = _roles(config, members)
     if tally.leaks and config.data.leaks == "stop":
         problems.append(
-            f"{tally.leaks} history items of {tally.users_with_leaks} users give their queries away;"
-            ' clean the data or set data.leaks = "remove"'
+            f"{tally.leaks} history items of {tally.users_with_leaks} users give their queries"
+            ' away; clean the data or set data.leaks = "remove"'
         )
     return _summary(config, raw, tally, members, roles, problems)
 
@@ -189,6 +189,8 @@ class _Tally:
 
     def _count_labels(self, counts: Counter[str], examples: Iterable[Example], task: Task) -> None:
         for example in examples:
+            if not example.input:  # plain text answers nothing
+                continue
             known = example.output in task.labels
             self.strange_outputs += not known
             # Free text mistaken for labels must not fill the memory.

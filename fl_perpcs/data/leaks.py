@@ -14,8 +14,17 @@ def plain(text: str) -> str:
 
 
 def find_leaks(user: User, task: Task) -> list[Example]:
-    """Return the history items with a query's input or, where golds are no labels, its gold."""
-    inputs = {plain(query.input) for query in user.queries}
+    """Return the history items with a query's input or, where golds are no labels, its gold.
+
+    The first line of an input counts too: what asks more than a history item has (LaMP-1: a
+    title, then references to choose from) begins with what they have in common.
+    """
+    inputs = {
+        plain(text)
+        for query in user.queries
+        for text in (query.input, query.input.partition("\n")[0])
+        if text
+    }
     golds = set() if task.labels else {plain(query.output) for query in user.queries}
     return [
         item

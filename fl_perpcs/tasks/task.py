@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from fl_perpcs.config import Positive, Section
+from fl_perpcs.config import Config, ConfigError, Positive, Section
 from fl_perpcs.errors import PerPcsError
 
 BUILTIN = Path(__file__).parent / "builtin"
@@ -57,7 +57,6 @@ class LampFormat(Section):
     """Template over those groups."""
     items: tuple[LampItem, ...]
     """Tried in order: the first whose fields an item has."""
-
 
     @model_validator(mode="after")
     def _check(self) -> "LampFormat":
@@ -157,6 +156,23 @@ def load_task(name: str) -> Task:
             f"{'.'.join(map(str, e['loc'])) or 'the task'}: {e['msg']}" for e in error.errors()
         ]
         raise PerPcsError(f"the task file {path}: {'; '.join(problems)}") from None
+
+
+def check_task(config: Config, task: Task) -> None:
+    """Check that a task's queries can be answered as the config says.
+
+    Raises
+    ------
+    ConfigError
+        If labels are to be ranked and the task has none.
+    """
+    if config.evaluation.answers == "rank" and not task.labels:
+        raise ConfigError(
+            [
+                f'evaluation.answers = "rank", but the task {task.name!r} has no labels to rank;'
+                ' set it to "generate" or "none"'
+            ]
+        )
 
 
 @cache
