@@ -167,6 +167,9 @@ def _result_table(name: str, found: dict[str, Any], space: str) -> "Table":
     counts = {name: c for name, c in counts.items() if len(c) > 1}
     if any(row.get("intervals") for row in rows):
         notes.append("[low, high]: 95 % bootstrap interval over users")
+    if left_out := found.get("history_dropped"):
+        phases = ", ".join(f"{count} in {phase!r}" for phase, count in left_out.items())
+        notes.append(f"history items too long for lm.max-length: {phases}")
     parts = [name, found.get("title") or found.get("task"), ANSWERS.get(found.get("answers", ""))]
     table = Table(
         title=Text(" · ".join(part for part in parts if part)), caption=Text("; ".join(notes))

@@ -64,7 +64,8 @@ def adapt(message: Message, context: Context) -> Message:
     adapter, loss = users.adapt(
         job, unpack_adapter(arrays_of(message)), settings.get("proximal-mu", 0.0)
     )
-    metrics = {"num-examples": len(users.adaptation_examples(job)), "train-loss": loss}
+    encoded, dropped = users.adaptation_examples(job)
+    metrics = {"num-examples": len(encoded), "history-dropped": dropped, "train-loss": loss}
     return answer(
         message, arrays=pack_adapter(adapter), metrics=metrics, worker=worker_facts(start)
     )
@@ -96,7 +97,7 @@ def share(message: Message, context: Context) -> Message:
         message,
         arrays=pack_pieces(pieces),
         info={"base": job.lm.fingerprint},
-        metrics={"num-examples": len(job.history), **metrics},
+        metrics={"num-examples": len(job.history), "history-dropped": job.dropped, **metrics},
         worker=worker_facts(start),
     )
 
@@ -131,4 +132,5 @@ def _evaluated(message: Message, job: Job, start: float, **info: object) -> Mess
         "golds": [query.output for query in job.user.queries],
         "predictions": result.predictions,
     }
-    return answer(message, info=info, metrics=result.metrics, worker=worker_facts(start))
+    metrics = {"history-dropped": job.dropped, **result.metrics}
+    return answer(message, info=info, metrics=metrics, worker=worker_facts(start))

@@ -82,6 +82,11 @@ class Job:
         prompts = prompts_of_history(self.items, self.source.task, self._preamble)
         return self._encode(prompts, self.items)
 
+    @property
+    def dropped(self) -> int:
+        """How many of the history items that are used do not fit."""
+        return len(self.items) - len(self.history)
+
     @cached_property
     def query_prompts(self) -> list[Prompt]:
         """The prompts of the user's queries."""

@@ -123,6 +123,14 @@ def result_table(
     return table
 
 
+def history_dropped(rows: Sequence[Row]) -> dict[str, int]:
+    """Return for each phase how many examples were too long to train on or look at, if any."""
+    totals: dict[str, int] = {}
+    for row in rows:
+        totals[row["phase"]] = totals.get(row["phase"], 0) + int(row.get("history-dropped", 0))
+    return {phase: total for phase, total in totals.items() if total}
+
+
 def main_metric(table: Sequence[Row], task: Task) -> str:
     """Return the metric that gains are told in: the task's first, or ``loss`` without it."""
     first = task.metrics[0]
@@ -164,6 +172,7 @@ def write_results(setting: "Setting", task: Task) -> list[Row]:
             "answers": config.evaluation.answers,
             "methods": table,
             "main_metric": main_metric(table, task),
+            "history_dropped": history_dropped(rows),
             "roles": {
                 "base": roles.base,
                 "candidates": roles.candidates,

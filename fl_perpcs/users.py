@@ -26,15 +26,24 @@ def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter
     loss : float
         Mean training loss of the round.
     """
-    losses = _train_from(job, adapter, job.config.adaptation, adaptation_examples(job), proximal_mu)
+    losses = _train_from(
+        job, adapter, job.config.adaptation, adaptation_examples(job)[0], proximal_mu
+    )
     return take_adapter(job.lm), sum(losses) / len(losses)
 
 
-def adaptation_examples(job: Job) -> list[Encoded]:
-    """Return what a base user trains on: ``adaptation.examples``."""
+def adaptation_examples(job: Job) -> tuple[list[Encoded], int]:
+    """Return what a base user trains on, ``adaptation.examples``, and how many do not fit."""
     which = job.config.adaptation.examples
-    history = job.history if which != "queries" else []
-    return history + (job.queries if which != "history" else [])
+    encoded: list[Encoded] = []
+    examples = 0
+    if which != "queries":
+        encoded += job.history
+        examples += len(job.items)
+    if which != "history":
+        encoded += job.queries
+        examples += len(job.user.queries)
+    return encoded, examples - len(encoded)
 
 
 def query_loss(job: Job, adapter: Adapter) -> tuple[float, int]:
