@@ -137,7 +137,7 @@ def test_a_section_is_not_a_key():
 
 
 CONFLICTS = {
-    "too few users": ({"data.users": 53}, "raise data.users to 54"),
+    "too few users": ({"data.users": 53}, "= 18 + 24 + 12 = 54 users, but there are 53"),
     "more communities than users": (
         {"data.users": 54, "data.communities": 55},
         "data.communities = 55 is more",
@@ -147,7 +147,34 @@ CONFLICTS = {
     "strategy is no path": ({"adaptation.strategy": "FedAvg"}, "is not an import path"),
     "nothing to load": ({"adaptation.mode": "load"}, "needs adaptation.adapter"),
     "relative run.dir": ({"run.dir": "runs/x"}, "run.dir = 'runs/x' is relative"),
-    "relative data.folder": ({"data.folder": "data"}, "data.folder = 'data' is relative"),
+    "relative data.path": ({"data.path": "data"}, "data.path = 'data' is relative"),
+    "more shares than users": ({"roles.base": 0.9, "roles.candidates": 0.9}, "= 48 + 48 + 12"),
+    "more sharers than the share": (
+        {"roles.candidates": 0.2, "sharers.count": 11},
+        "sharers.count = 11 is more than roles.candidates = 0.2 (10 users)",
+    ),
+    "given roles of synthetic users": (
+        {"roles.order": "given"},
+        "data.source = 'personas' gives no roles",
+    ),
+    "LaMP files of no task": ({"data.source": "lamp"}, "data.source = 'lamp' needs data.task"),
+    "relative task": (
+        {"data.source": "lamp", "data.task": "mine.toml"},
+        "data.task = 'mine.toml' is relative",
+    ),
+    "table without a path": (
+        {"data.source": "table", "data.task": "lamp-3"},
+        "set exactly one of them",
+    ),
+    "table without users": (
+        {
+            "data.source": "table",
+            "data.task": "lamp-3",
+            "data.path": "/x.csv",
+            "data.user-column": "",
+        },
+        "data.user-column is empty",
+    ),
     "relative adapter": (
         {"adaptation.mode": "load", "adaptation.adapter": "a"},
         "adaptation.adapter = 'a' is relative",
@@ -177,13 +204,14 @@ def test_what_cannot_be_combined_is_refused(case):
         {"data.users": 54},
         {"data.source": "debian-synopsis", "data.users": 1, "data.communities": 9},
         {"sharers.count": 24},
+        {"roles.base": 0.3, "roles.candidates": 0.4, "roles.targets": 0.3},
         {"roles.base": 0, "adaptation.mode": "none", "adaptation.strategy": "unused"},
         {"adaptation.mode": "load", "adaptation.adapter": "/somewhere"},
         {"lm.dtype": "float16", "lm.device": "cuda"},
         {"assembly.selection": "sample", "assembly.top-k": 10},
         {"assembly.selection": "top-k", "assembly.top-k": 11},
         {"evaluation.methods": " assembled , base"},
-        {"run.dir": "/somewhere", "data.folder": "/elsewhere"},
+        {"run.dir": "/somewhere", "data.path": "/elsewhere"},
     ],
 )
 def test_what_can_be_combined_is_not_refused(values):

@@ -581,7 +581,7 @@ def test_a_federation_that_hosts_too_few_users_is_refused(small_config):
     values = small_config()
     grid = FakeGrid(client_app.app, {**values, "data.users": 9, "roles.base": 2}, 2)
     config = load_config(values)
-    with pytest.raises(PerPcsError, match="= 10 users, but the federation hosts 9"):
+    with pytest.raises(PerPcsError, match="= 10 users, but there are 9"):
         server_app.run_federation(grid, config, create_run(config))
 
 
