@@ -155,7 +155,8 @@ def open_job(message: Message, context: Context, *, target: bool = False) -> Job
         adaptation = unpack_adapter(arrays_of(message, ADAPTATION))
     lm = _base_llm(config, adaptation)
     roles = config.roles
-    limit = (target and roles.target_history) or roles.max_history
+    limits = [roles.max_history, roles.target_history if target else 0]
+    limit = min((n for n in limits if n), default=0)
     return Job(config, source.user(user_id), phase, lm, source, limit)
 
 

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from fl_perpcs.data import SOURCES
 from fl_perpcs.describe import config_reference
+from fl_perpcs.tasks import load_task, task_names
 
 ROOT = Path(__file__).parents[1]
 
@@ -28,3 +30,15 @@ def test_the_library_example_runs(capsys):
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/library.md").read_text(), re.DOTALL)
     exec(compile(code, "docs/library.md", "exec"), {})
     assert "accuracy" in capsys.readouterr().out
+
+
+def test_the_task_in_the_docs_is_one(tmp_path):
+    (text,) = re.findall(r"```toml\n(.*?)```", (ROOT / "docs/data.md").read_text(), re.DOTALL)
+    (tmp_path / "task.toml").write_text(text)
+    assert load_task(str(tmp_path / "task.toml")).name == "support-tone"
+
+
+def test_the_docs_name_every_task_and_source():
+    text = (ROOT / "docs/data.md").read_text()
+    for name in (*task_names(), *SOURCES):
+        assert f"`{name}`" in text

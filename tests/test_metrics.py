@@ -202,3 +202,8 @@ def test_a_metric_that_does_not_exist_or_lacks_labels_is_named():
         metrics.score("bleu", ["a"], ["a"])
     with pytest.raises(PerPcsError, match="'f1' needs the task's labels"):
         metrics.score("f1", ["a"], ["a"])
+
+
+def test_a_gold_that_is_no_number_is_named():
+    with pytest.raises(PerPcsError, match="the gold 'five' is no number"):
+        metrics.score("rmse", ["5"], ["five"], ["1", "2", "3", "4", "5"])

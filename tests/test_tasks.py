@@ -56,6 +56,7 @@ def test_a_task_of_one_s_own(tmp_path):
         (('"mae"', '"bleu"'), "'bleu' is not one of accuracy, f1"),
         (('labels = ["1", "2", "3"]', ""), "'mae' needs labels"),
         (('["1", "2", "3"]', '["1", "1"]'), "a label twice"),
+        (('["1", "2", "3"]', '["1", "many"]'), "'many' is no number"),
         (("max-new-tokens = 3", "max-new-tokens = 0"), "max-new-tokens"),
         (('name = "reviews"', 'name = "My Reviews"'), "name"),
         (("metrics =", "metric ="), "metrics: Field required"),

@@ -76,6 +76,11 @@ def rating(prediction: str, gold: str, labels: Labels) -> float:
 
     LaMP's rule, for its scale of 1 to 5: unparsable answers count 1 if the gold is nearer to 5,
     else 5. "5 stars" is unparsable. Here "nan" and "inf" are too.
+
+    Raises
+    ------
+    PerPcsError
+        If the gold is no number.
     """
     try:
         value = float(prediction.strip())
@@ -84,15 +89,25 @@ def rating(prediction: str, gold: str, labels: Labels) -> float:
     except ValueError:
         pass
     low, high = min(map(float, labels)), max(map(float, labels))
-    return low if abs(low - float(gold)) > abs(high - float(gold)) else high
+    return low if abs(low - _true(gold)) > abs(high - _true(gold)) else high
+
+
+def _true(gold: str) -> float:
+    try:
+        return float(gold)
+    except ValueError:
+        raise PerPcsError(
+            f"the gold {gold!r} is no number, as MAE and RMSE need; repair the data (perpcs data"
+            " check shows such outputs) or set data.task to another task"
+        ) from None
 
 
 def _absolute(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
-    return (abs(rating(prediction, gold, labels) - float(gold)),)
+    return (abs(rating(prediction, gold, labels) - _true(gold)),)
 
 
 def _squared(prediction: str, gold: str, labels: Labels) -> tuple[float, ...]:
-    return ((rating(prediction, gold, labels) - float(gold)) ** 2,)
+    return ((rating(prediction, gold, labels) - _true(gold)) ** 2,)
 
 
 def _rouge(kind: str) -> Callable[[str, str, Labels], tuple[float, ...]]:

@@ -115,6 +115,10 @@ class Task(Section):
         needy = [name for name in self.metrics if METRICS[name].needs_labels]
         if needy and not self.labels:
             raise ValueError(f"metrics: {needy[0]!r} needs labels")
+        if {"mae", "rmse"} & set(self.metrics):
+            for label in self.labels:
+                if not re.fullmatch(r"-?\d+(\.\d+)?", label):
+                    raise ValueError(f"labels: {label!r} is no number, as mae and rmse need")
         if len(set(self.labels)) < len(self.labels):
             raise ValueError("labels has a label twice")
         return self
