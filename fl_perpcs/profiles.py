@@ -57,7 +57,8 @@ def write_profiles(
     Raises
     ------
     PerPcsError
-        If the task has no profile template, a prompt does not fit, or the file is malformed.
+        If the task has no profile template, ``max_new_tokens`` leaves no room for the history,
+        or the file is malformed.
     """
     from fl_perpcs.data import open_source
     from fl_perpcs.evaluation import generate
@@ -125,7 +126,7 @@ def profile_of(user_id: str, path: str) -> str:
     """
     if not path:
         return ""
-    profiles = read_profiles(path)
+    profiles = _profiles_once(path)
     if user_id not in profiles:
         raise PerPcsError(
             f"{path} has no profile of user {user_id!r}; add it, or write the file anew with"
@@ -134,7 +135,6 @@ def profile_of(user_id: str, path: str) -> str:
     return profiles[user_id]
 
 
-@cache
 def read_profiles(path: str) -> Mapping[str, str]:
     """Read profiles by user id, as in the published ``profile-id2text.json``.
 
@@ -158,3 +158,9 @@ def read_profiles(path: str) -> Mapping[str, str]:
         if not isinstance(text, str):
             raise PerPcsError(f"{path}, user {user!r}: {text!r} is not a text")
     return {user: text.strip() for user, text in found.items()}
+
+
+@cache
+def _profiles_once(path: str) -> Mapping[str, str]:
+    """Read profiles once in a worker process."""
+    return read_profiles(path)
