@@ -94,7 +94,6 @@ def flower_strategy(config: Config) -> Strategy | None:
     options = {
         "fraction_train": config.adaptation.fraction_train,
         "fraction_evaluate": config.adaptation.fraction_evaluate,
-        "min_available_nodes": config.roles.base,
     }
     if config.adaptation.proximal_mu:
         options["proximal_mu"] = config.adaptation.proximal_mu

@@ -54,6 +54,11 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
     members = hello(grid, config.run.timeout)
     roles = assign_roles(members, config.roles, config.seed)
+    if adapt_by is not None and len(roles.base) < 2:
+        raise PerPcsError(
+            f"federated adaptation needs at least 2 base users, but there are {len(roles.base)};"
+            ' set roles.order = "random" or adaptation.mode = "none"'
+        )
     setting = Setting(config, run, members, roles, spec)
     user_grid = UserGrid(
         grid,

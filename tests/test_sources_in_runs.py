@@ -10,6 +10,7 @@ from flwr.app import Context, RecordDict
 from fl_perpcs import client_app, server_app
 from fl_perpcs.config import ConfigError, load_config
 from fl_perpcs.data import open_source
+from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import load_tokenizer
 from fl_perpcs.runs import read_lines
 from fl_perpcs.tasks import load_task
@@ -116,7 +117,10 @@ def test_what_is_too_long_is_counted(movies):
     assert found["history_dropped"].get("evaluate base", 0) == too_long > 0
 
 
-def test_a_published_folder_gives_the_roles(small_config, tmp_path):
+@pytest.fixture
+def published(small_config, tmp_path):
+    """A folder as Per-Pcs was published with: three base users, two candidates, two targets."""
+
     def user(name: int) -> dict:
         item = {"description": f"film {name}", "tag": "comedy"}
         question = "tags: [comedy] description: a boxer"
@@ -141,10 +145,34 @@ def test_a_published_folder_gives_the_roles(small_config, tmp_path):
         "roles.order": "given",
         "adaptation.examples": "queries",
     }
-    roles = results_of(federation(small_config({**SIX, **own})))["roles"]
-    assert set(roles["base"]) <= {"1", "2", "3"}
+    return lambda changes=None: small_config({**SIX, **own, **(changes or {})})
+
+
+def test_a_published_folder_gives_the_roles(published):
+    roles = results_of(federation(published()))["roles"]
+    assert set(roles["base"]) < {"1", "2", "3"}
     assert roles["candidates"] == ["4", "5"]
     assert roles["targets"] == ["6", "7"]
+
+
+def test_more_may_be_wanted_of_a_given_role_than_there_are(published):
+    changes = {"roles.base": 1000, "roles.candidates": 1000, "roles.targets": 1000}
+    roles = results_of(federation(published(changes)))["roles"]
+    assert roles == {"base": ["1", "2", "3"], "candidates": ["4", "5"], "targets": ["6", "7"]}
+
+
+def test_a_data_set_that_gives_one_base_user_cannot_be_adapted_to(published, tmp_path):
+    values = published()
+    path = tmp_path / "data" / "user_base_LLM.json"
+    path.write_text(json.dumps(json.loads(path.read_text())[:1]))
+    with pytest.raises(PerPcsError, match="at least 2 base users, but there are 1"):
+        federation(values)
+
+
+def test_shares_of_the_users_run(small_config):
+    shares = {"roles.base": 0.3, "roles.candidates": 0.4, "roles.targets": 0.3}
+    roles = results_of(federation(small_config(shares)))["roles"]
+    assert [len(users) for users in roles.values()] == [3, 4, 3]
 
 
 def test_a_table_runs(small_config, tmp_path):
