@@ -9,7 +9,7 @@ from fl_perpcs.errors import PerPcsError
 from fl_perpcs.seeds import derive_seed
 
 if TYPE_CHECKING:  # the config's own checks use this module
-    from fl_perpcs.config import RolesSection
+    from fl_perpcs.config import Config, RolesSection
 
 ROLES = ("base", "candidate", "target")
 """What a member's role may be, where the data gives roles."""
@@ -132,6 +132,22 @@ def assign_roles(members: Mapping[str, Member], how: "RolesSection", seed: int) 
     if without:
         raise PerPcsError(f"target {without[0]!r} has no queries; expected at least one each")
     return roles
+
+
+def too_few(config: "Config", roles: Roles) -> list[str]:
+    """Return what the dealt roles cannot do: data that gives roles may give few of one."""
+    problems = []
+    if config.adaptation.mode == "federated" and len(roles.base) < 2:
+        problems.append(
+            f"federated adaptation needs at least 2 base users, but there are {len(roles.base)};"
+            ' set roles.order = "random" or adaptation.mode = "none"'
+        )
+    if not config.sharers.pool and len(roles.candidates) < config.sharers.count:
+        problems.append(
+            f"sharers.count = {config.sharers.count}, but there are {len(roles.candidates)}"
+            " candidates; lower it"
+        )
+    return problems
 
 
 def _by_activity(

@@ -7,7 +7,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fl_perpcs.adaptation import flower_strategy, import_name, task_adapter
-from fl_perpcs.config import Config, load_config
+from fl_perpcs.config import Config, ConfigError, load_config
 from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import POLL_SECONDS, PhaseError, UserGrid, client_error
@@ -18,7 +18,7 @@ from fl_perpcs.pieces import save_peft
 from fl_perpcs.pool import PoolSpec
 from fl_perpcs.report import write_report
 from fl_perpcs.results import write_results
-from fl_perpcs.roles import Member, Members, assign_roles
+from fl_perpcs.roles import Member, Members, assign_roles, too_few
 from fl_perpcs.runs import Run, create_run
 from fl_perpcs.tasks import check_task
 
@@ -54,11 +54,8 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
     members = hello(grid, config.run.timeout)
     roles = assign_roles(members, config.roles, config.seed)
-    if adapt_by is not None and len(roles.base) < 2:
-        raise PerPcsError(
-            f"federated adaptation needs at least 2 base users, but there are {len(roles.base)};"
-            ' set roles.order = "random" or adaptation.mode = "none"'
-        )
+    if problems := too_few(config, roles):
+        raise ConfigError(problems)
     setting = Setting(config, run, members, roles, spec)
     user_grid = UserGrid(
         grid,

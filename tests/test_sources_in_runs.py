@@ -169,6 +169,13 @@ def test_a_data_set_that_gives_one_base_user_cannot_be_adapted_to(published, tmp
         federation(values)
 
 
+def test_more_sharers_than_given_candidates_are_told_before_anything_slow(published):
+    values = published({"roles.candidates": 1000, "sharers.count": 3})
+    with pytest.raises(ConfigError, match=r"sharers\.count = 3, but there are 2 candidates"):
+        federation(values)
+    assert not (Path(str(values["run.dir"])) / "adaptation").exists()
+
+
 def test_shares_of_the_users_run(small_config):
     shares = {"roles.base": 0.3, "roles.candidates": 0.4, "roles.targets": 0.3}
     roles = results_of(federation(small_config(shares)))["roles"]

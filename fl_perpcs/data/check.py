@@ -12,7 +12,7 @@ from fl_perpcs.config import Config, role_problems
 from fl_perpcs.data import Example, Source, User, open_source
 from fl_perpcs.data.leaks import LeakChecked, find_leaks, without
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.roles import Member, Members, Roles, assign_roles
+from fl_perpcs.roles import Member, Members, Roles, assign_roles, too_few
 from fl_perpcs.tasks import Task
 
 STRANGERS = 20
@@ -217,20 +217,11 @@ def _roles(config: Config, members: Members) -> tuple[Roles | None, list[str]]:
         roles = assign_roles(members, config.roles, config.seed)
     except PerPcsError as error:
         return None, [str(error)]
-    if config.adaptation.mode == "federated" and len(roles.base) < 2:
-        problems.append(
-            f"the data gives {len(roles.base)} base user, but federated adaptation needs at least"
-            ' 2; set roles.order = "random" or adaptation.mode = "none"'
-        )
+    problems += too_few(config, roles)
     wanted = config.sharers
     enough = sum(members[user].history >= wanted.min_history for user in roles.candidates)
     least = 1 if wanted.selection == "k-means" else wanted.count
-    if not wanted.pool and len(roles.candidates) < wanted.count:
-        problems.append(
-            f"sharers.count = {wanted.count}, but there are {len(roles.candidates)} candidates;"
-            " lower it"
-        )
-    elif not wanted.pool and enough < least:
+    if not problems and not wanted.pool and enough < least:
         problems.append(
             f"{enough} of {len(roles.candidates)} candidates have sharers.min-history ="
             f" {wanted.min_history} history items, but sharers.count = {wanted.count}; lower either"
