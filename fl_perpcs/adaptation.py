@@ -1,10 +1,8 @@
 """Base LLM adaptation: base users train one task adapter, by any Flower strategy."""
 
-import importlib
 import inspect
-import random
-from typing import Any
 
+from flwr.app import ConfigRecord
 from flwr.serverapp.strategy import Strategy
 
 from fl_perpcs.config import Config
@@ -12,9 +10,10 @@ from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import UserGrid
 from fl_perpcs.lm import initial_adapter, load_adaptation
 from fl_perpcs.messages import pack_adapter, unpack_adapter
+from fl_perpcs.phases import Rounds, run_rounds
 from fl_perpcs.pieces import Adapter
+from fl_perpcs.plugins import import_name
 from fl_perpcs.pool import PoolSpec
-from fl_perpcs.seeds import derive_seed
 
 
 def task_adapter(
@@ -43,36 +42,17 @@ def task_adapter(
         return load_adaptation(config, spec.shapes)
     if strategy is None:
         return {}
-    # Flower's strategies sample nodes with the global generator.
-    random.seed(derive_seed(config.seed, "adaptation"))
-    start = initial_adapter(spec.shapes, spec.rank, config.seed)
-    result = strategy.start(
-        grid=grid,
-        initial_arrays=pack_adapter(start),
-        num_rounds=config.adaptation.rounds,
-        timeout=config.run.timeout,
+    rounds = Rounds(
+        "adapt",
+        "",
+        strategy,
+        grid.users,
+        pack_adapter(initial_adapter(spec.shapes, spec.rank, config.seed)),
+        config.adaptation.rounds,
+        ConfigRecord(),
+        lambda arrays: None,
     )
-    if not result.arrays:
-        raise PerPcsError(f"{config.adaptation.strategy} returned no adapter; try another one")
-    return unpack_adapter(result.arrays)
-
-
-def import_name(key: str, path: str) -> Any:
-    """Return what ``package.module:name`` names.
-
-    Raises
-    ------
-    PerPcsError
-        If it cannot be imported.
-    """
-    module, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise PerPcsError(
-            f"{key} = {path!r} cannot be imported ({error});"
-            ' expected "package.module:name" of something installed, or in the folder of the run'
-        ) from None
+    return unpack_adapter(run_rounds(rounds, grid, config.seed))
 
 
 def flower_strategy(config: Config) -> Strategy | None:

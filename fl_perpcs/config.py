@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from fl_perpcs.errors import PerPcsError
+from fl_perpcs.plugins import unknown
 from fl_perpcs.roles import role_sizes, shortage
 
 Value = str | int | float | bool
@@ -64,7 +65,8 @@ class StrategySection(Section):
     """Which strategy runs."""
 
     name: str = "per-pcs"
-    """A name in ``strategies.REGISTRY`` or an import path ``package.module:name``."""
+    """A strategy of this package, of another one (entry point) or ``package.module:name``; see
+    docs/strategies.md."""
 
 
 class LMSection(Section):
@@ -227,9 +229,10 @@ class SharersSection(Section):
     """Which candidates share, and how much."""
 
     count: Positive = 18
-    """Sharers wanted, or clusters."""
-    selection: Literal["k-means", "most-active", "random"] = "k-means"
-    """``k-means``: the most active user of each cluster of history embeddings."""
+    """Sharers wanted, or clusters; of a borrowed pool with more, so many drawn at random."""
+    selection: str = "k-means"
+    """``k-means`` (the most active user of each cluster of history embeddings), ``most-active``,
+    ``random``, or a plug-in."""
     min_history: Count = 11
     """Fewer history items than this and a user is not selected."""
     ratio: Share = 1.0
@@ -242,9 +245,21 @@ class SharersSection(Section):
 class AssemblySection(Section):
     """How a target chooses pieces and merges them."""
 
-    merge: Literal["factor", "delta"] = "factor"
+    scorer: str = "published"
+    """``published`` gate scores, ``centred`` (fit plus ``popularity``), or a plug-in."""
+    popularity: Annotated[float, Field(ge=0)] = 0.0
+    """λ of ``centred``: weight of a piece's score by users at large; 1: as published."""
+    passes: Literal[1, 2] = 1
+    """2: a first pass of the base LLM finds how well each sharer fits as a whole (its mean score
+    over sites), which is added to the scores of all its pieces in the second."""
+    per: Literal["batch", "history"] = "batch"
+    """What chooses: each ``batch`` of history, weights averaged (published), or the whole
+    ``history`` at once, by scores from the base LLM."""
+    shortlist: Count = 0
+    """Sharers that are left to choose from, by mean score in a first pass; 0: all."""
+    merge: str = "factor"
     """``factor``: (Σ wB)(Σ wA), as published; ``delta``: Σ wBA, exact, of rank r times
-    the number of pieces that any batch chose."""
+    the number of pieces that any batch chose; or a plug-in."""
     selection: Literal["top-k", "top-p", "sample", "sample-top-p"] = "top-k"
     """Which of the scored pieces are chosen; see :func:`fl_perpcs.assembly.select`."""
     top_k: Positive = 3
@@ -263,11 +278,63 @@ class AssemblySection(Section):
     """History items that are looked at, the last ones; 0: all."""
 
 
+class RerankSection(Section):
+    """Whole adapters weighed by the likelihood of the target's history, in place of gate scores."""
+
+    items: Count = 0
+    """History items that are looked at, the last ones; 0: no rerank."""
+    sharpness: Rate = 20.0
+    """β: weights are softmax(-β·loss), the loss in nats per response token."""
+
+
+class MixingSection(FitSection):
+    """Mixing weights trained on the target's history, from those that were chosen."""
+
+    per: Literal["none", "target", "site"] = "none"
+    """``none``: no training; ``target``: a weight for each sharer; ``site``: for each piece."""
+    weights: Literal["convex", "free"] = "convex"
+    """``convex``: a softmax of trained logits; ``free``: the weights themselves, of any sign."""
+    lr: Rate = 0.1
+    """Learning rate of AdamW with betas (0.9, 0.95), on logits or weights."""
+    steps: Positive = 12
+    """Optimizer steps."""
+
+
+class TuningSection(FitSection):
+    """Fine-tuning of the assembled adapter itself; the target keeps an adapter then."""
+
+    factors: Literal["none", "A", "B", "AB"] = "none"
+    """Which of the adapter's factors are trained."""
+    steps: Positive = 12
+    """Optimizer steps."""
+
+
+class LoraHubSection(Section):
+    """The LoRAHub baseline: gradient-free weights of whole adapters."""
+
+    evaluations: Positive = 40
+    """Weights that are tried, as published."""
+    items: Positive = 8
+    """History items that are looked at, the last ones (published: 5 examples)."""
+    l1: Annotated[float, Field(ge=0)] = 0.05
+    """Weight of the mean absolute weight in what is minimized, as published."""
+
+
+class AveragingSection(FitSection):
+    """Local training in the baselines that average sharers' adapters."""
+
+    rounds: Positive = 5
+    """Rounds of averaging; with ``steps`` the demo's sharers train as long as for the pool."""
+    steps: Positive = 12
+    """Steps of each sharer in each round."""
+
+
 class EvaluationSection(Section):
     """What is evaluated on the targets' queries."""
 
-    methods: str = "base,assembled,oppu"
-    """Comma-separated: ``base`` LLM, ``assembled`` adapter, ``oppu`` (one adapter per user)."""
+    references: str = "base,oppu"
+    """Comma-separated methods to evaluate beside the strategy's own: ``base`` LLM, ``oppu`` (one
+    adapter per user); may be empty."""
     batch_size: Positive = 16
     """Queries answered together."""
     answers: Literal["generate", "rank", "none"] = "generate"
@@ -312,6 +379,11 @@ class Config(Section):
     adapter: AdapterSection = AdapterSection()
     gates: GatesSection = GatesSection()
     assembly: AssemblySection = AssemblySection()
+    rerank: RerankSection = RerankSection()
+    mixing: MixingSection = MixingSection()
+    tuning: TuningSection = TuningSection()
+    lorahub: LoraHubSection = LoraHubSection()
+    averaging: AveragingSection = AveragingSection()
     evaluation: EvaluationSection = EvaluationSection()
     federation: FederationSection = FederationSection()
 
@@ -321,16 +393,19 @@ class Config(Section):
         return words(self.lora.target_modules)
 
     @property
-    def methods(self) -> list[str]:
-        """The evaluated methods' names."""
-        return words(self.evaluation.methods)
+    def references(self) -> list[str]:
+        """The methods to evaluate beside the strategy's own."""
+        return words(self.evaluation.references)
 
     def flat(self) -> dict[str, Value]:
         """Return the config as Flower writes it: ``{"assembly.top-k": 3, ...}``."""
         return _flatten(self.model_dump(by_alias=True))
 
 
-METHODS = ("base", "assembled", "oppu")
+REFERENCES = ("base", "oppu")
+SELECTIONS = ("k-means", "most-active", "random")
+SCORERS = ("published", "centred")
+MERGES = ("factor", "delta")
 PATH_KEYS = ("run.dir", "data.path", "prompts.profiles", "adaptation.adapter", "sharers.pool")
 """Keys whose values are paths; absolute where Flower sees them."""
 
@@ -421,12 +496,18 @@ def _conflicts(config: Config) -> list[str]:
                 f"{key} = {value!r} is relative, but Flower runs the app in another folder;"
                 " give an absolute path"
             )
-    unknown = [m for m in config.methods if m not in METHODS]
-    if unknown or not config.methods:
+    if [m for m in config.references if m not in REFERENCES]:
         problems.append(
-            f"evaluation.methods = {config.evaluation.methods!r}; expected a comma-separated"
-            f" list out of {', '.join(METHODS)}"
+            f"evaluation.references = {config.evaluation.references!r}; expected a comma-separated"
+            f" list out of {', '.join(REFERENCES)}, or nothing"
         )
+    for key, known in (
+        ("sharers.selection", SELECTIONS),
+        ("assembly.scorer", SCORERS),
+        ("assembly.merge", MERGES),
+    ):
+        if problem := unknown(key, str(flat[key]), known):
+            problems.append(problem)
     if not config.target_modules:
         problems.append("lora.target-modules is empty; name at least one module, such as q_proj")
     if config.lm.dtype == "float16" and config.lm.device == "cpu":

@@ -33,9 +33,15 @@ def export_adapter(folder: Path, user: str, out: Path) -> Path:
     Raises
     ------
     PerPcsError
-        If the run has no recipe for the user, or its pool is damaged.
+        If the run has no recipe for the user, its targets fine-tuned what they assembled, or its
+        pool is damaged.
     """
     run, config = open_run(folder)
+    if config.tuning.factors != "none":
+        raise PerPcsError(
+            f"{folder}: the targets fine-tuned their adapters (tuning.factors ="
+            f" {config.tuning.factors!r}) and kept them; a recipe does not make them again"
+        )
     recipes = read_json(run.folder / "recipes.json")
     if user not in recipes:
         known = ", ".join(sorted(recipes)) or "none"

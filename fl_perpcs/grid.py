@@ -11,7 +11,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -46,6 +46,11 @@ class UserGrid(Grid):
         Messages under way at once.
     timeout : float
         Seconds without any reply after which a phase fails.
+    attached : mapping of str to record
+        Goes into each message that has nothing under the same key.
+    action : str
+        Which handler of the ClientApp answers the messages of Flower's own strategies, which
+        are plain ``train`` and ``evaluate``.
     progress : callable
         Called with (phase, users done, users in all).
     record : callable
@@ -58,6 +63,8 @@ class UserGrid(Grid):
     phase: str = ""
     window: int = 16
     timeout: float = 3600.0
+    attached: Mapping[str, Any] = field(default_factory=dict)
+    action: str = ""
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None
     record: Callable[[str, str, dict[str, Any], dict[str, Any]], None] = lambda *facts: None
 
@@ -178,11 +185,12 @@ class UserGrid(Grid):
         return self.inner.pull_messages(message_ids)
 
     def _send(self, message: Message, user: str) -> str:
-        content = RecordDict({**message.content, ENVELOPE: envelope(user, self.phase)})
+        content = {**self.attached, **message.content, ENVELOPE: envelope(user, self.phase)}
+        kind = message.metadata.message_type
         sent = Message(
-            content,
+            RecordDict(content),
             self.hosts[user],
-            message.metadata.message_type,
+            f"{kind}.{self.action}" if self.action and "." not in kind else kind,
             ttl=message.metadata.ttl,
             group_id=message.metadata.group_id,
         )

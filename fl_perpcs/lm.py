@@ -29,6 +29,14 @@ SLOT = "default"
 
 
 @dataclass
+class Passes:
+    """Examples that went through the base LLM, and back through it for gradients."""
+
+    forward: int = 0
+    backward: int = 0
+
+
+@dataclass
 class LM:
     """A base LLM with a slot for one adapter.
 
@@ -41,12 +49,15 @@ class LM:
         In the order of the forward pass.
     fingerprint : str
         Of the base LLM, with the adaptation merged into it.
+    passes : Passes
+        What the model has been put through so far, whoever called it.
     """
 
     model: PeftModel
     tokenizer: PreTrainedTokenizerBase
     sites: dict[str, LoraLayer]
     fingerprint: str
+    passes: Passes
 
     @property
     def device(self) -> torch.device:
@@ -144,7 +155,7 @@ def attach(base: Any, tokenizer: PreTrainedTokenizerBase, lora: LoraSection) -> 
     fingerprint = _fingerprint(base.state_dict())
     model = _with_slot(base, lora)
     model.eval()  # a new slot's dropout is active
-    return LM(model, tokenizer, _sites(model), fingerprint)
+    return LM(model, tokenizer, _sites(model), fingerprint, _count_passes(model))
 
 
 def site_shapes(config: Config) -> dict[str, tuple[int, int]]:
@@ -237,10 +248,10 @@ def take_adapter(lm: LM) -> Adapter:
     }
 
 
-def adapter_parameters(lm: LM) -> list[torch.nn.Parameter]:
-    """Return the slot's factors, for training."""
-    factors = [factor for layer in lm.sites.values() for factor in slot_factors(layer)]
-    return cast(list[torch.nn.Parameter], factors)
+def adapter_parameters(lm: LM, factors: str = "AB") -> list[torch.nn.Parameter]:
+    """Return the slot's factors, for training: both, or only "A" or "B"."""
+    found = [getattr(slot_factors(layer), f) for layer in lm.sites.values() for f in factors]
+    return cast(list[torch.nn.Parameter], found)
 
 
 def merge_into_base(lm: LM, adapter: Adapter) -> None:
@@ -328,6 +339,27 @@ def _sites(model: PeftModel) -> dict[str, LoraLayer]:
 def _shapes(sites: Mapping[str, LoraLayer]) -> dict[str, tuple[int, int]]:
     shapes = {site: (layer.in_features, layer.out_features) for site, layer in sites.items()}
     return cast(dict[str, tuple[int, int]], shapes)
+
+
+def decoder_of(model: PeftModel) -> torch.nn.Module:
+    """Return the base LLM without its head: what every use of it goes through."""
+    return cast(torch.nn.Module, model.get_base_model().base_model)
+
+
+def _count_passes(model: PeftModel) -> Passes:
+    passes = Passes()
+
+    def count(module: torch.nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        hidden = output.last_hidden_state
+        passes.forward += len(hidden)
+        if hidden.requires_grad:
+            hidden.register_hook(count_back)
+
+    def count_back(gradient: Tensor) -> None:
+        passes.backward += len(gradient)
+
+    decoder_of(model).register_forward_hook(count, with_kwargs=True)
+    return passes
 
 
 def _device(config: Config) -> torch.device:

@@ -101,13 +101,7 @@ def arrays_of(message: Message, key: str = "arrays") -> ArrayRecord:
 
 def pack_adapter(adapter: Adapter) -> ArrayRecord:
     """Write an adapter as arrays ``<site>.lora_A`` and ``<site>.lora_B``."""
-    return _pack(
-        {
-            f"{site}.lora_{name}": tensor
-            for site, factors in adapter.items()
-            for name, tensor in zip("AB", factors, strict=True)
-        }
-    )
+    return pack_factors(adapter, "AB")
 
 
 def unpack_adapter(record: ArrayRecord) -> Adapter:
@@ -175,6 +169,37 @@ def unpack_pool(message: Message, fingerprint: str) -> dict[str, Stack]:
         )
         for site, names in sharers.items()
     }
+
+
+def pack_factors(adapter: Adapter, factors: str) -> ArrayRecord:
+    """Write only A, only B or both of an adapter: ``factors`` is "A", "B" or "AB"."""
+    return _pack(
+        {
+            f"{site}.lora_{name}": getattr(both, name)
+            for site, both in adapter.items()
+            for name in factors
+        }
+    )
+
+
+def unpack_factors(record: ArrayRecord, start: Adapter) -> Adapter:
+    """Read factors back; those that the record lacks are ``start``'s."""
+    tensors = _unpack(record)
+    return {
+        site: Factors(tensors.get(f"{site}.lora_A", A), tensors.get(f"{site}.lora_B", B))
+        for site, (A, B) in start.items()
+    }
+
+
+def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
+    """Write tensors, such as the queries of sites or embeddings of users, by their names."""
+    return _pack(tensors)
+
+
+def unpack_tensors(message: Message, key: str) -> dict[str, torch.Tensor] | None:
+    """Read named tensors back; None if the message has none under that key."""
+    record = message.content.array_records.get(key)
+    return None if record is None else _unpack(record)
 
 
 def recipe_of(reply: Message) -> Recipe:

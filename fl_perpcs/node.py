@@ -204,7 +204,7 @@ def _source(config: Config) -> Source:
 
 
 def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
-    """Return the base LLM with the adaptation merged into it, its slot as at the start."""
+    """Return the base LLM with the adaptation merged into it, slot and counts as at the start."""
     global _loads
     key = repr((config.lm, config.lora))
     wanted = adapter_digest(adaptation) if adaptation else ""
@@ -220,4 +220,5 @@ def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
         merge_into_base(loaded.lm, adaptation)
         loaded.adaptation = wanted
     put_adapter(loaded.lm, initial_adapter(shapes_of(loaded.lm), config.lora.rank, config.seed))
+    loaded.lm.passes.forward = loaded.lm.passes.backward = 0
     return loaded.lm

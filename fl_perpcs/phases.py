@@ -1,29 +1,29 @@
-"""Phases: one exchange with a set of users each; a strategy is a list of them.
+"""Phases: one exchange with a set of users each; a strategy is a generator of them.
 
-The list is a generator, so that a phase can depend on what earlier ones collected::
+As it is a generator, a phase can depend on what earlier ones collected::
 
-    class Mine(PhasedStrategy):
-        def phases(self):
-            yield Phase("share", "train.share", self.setting.roles.candidates, ...)
-            yield evaluation(self.setting, "base")
+    def mine(setting):
+        yield Phase("share", "train.share", setting.roles.candidates, ...)
+        yield evaluation(setting, "mine", action="base")
 """
 
-from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Result, Strategy
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp.strategy import Strategy
 
 from fl_perpcs.config import Config
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import UserGrid
-from fl_perpcs.messages import ADAPTATION, info_of, sender
+from fl_perpcs.messages import info_of, sender
+from fl_perpcs.pieces import Adapter
 from fl_perpcs.pool import PoolSpec
 from fl_perpcs.roles import Members, Roles
 from fl_perpcs.runs import Run
+from fl_perpcs.seeds import derive_seed
 
 Collect = Callable[[str, Message], None]
 """Folds a user's reply in; called once for each user, in the order of ``Phase.users``."""
@@ -31,13 +31,28 @@ Collect = Callable[[str, Message], None]
 
 @dataclass(frozen=True)
 class Setting:
-    """What a strategy is built from."""
+    """What a strategy is given.
+
+    Attributes
+    ----------
+    config : Config
+    run : Run
+        The run folder.
+    members : dict of str to Member
+        Everybody, with the length of their histories.
+    roles : Roles
+    spec : PoolSpec
+        Rank, α and sites of all adapters.
+    adaptation : Adapter
+        The task adapter, which clients merge into their base LLM; empty for none.
+    """
 
     config: Config
     run: Run
     members: Members
     roles: Roles
     spec: PoolSpec
+    adaptation: Adapter
 
 
 @dataclass(frozen=True)
@@ -65,115 +80,95 @@ class Phase:
     content: Callable[[str], RecordDict] = lambda user: RecordDict()
 
 
-class PhasedStrategy(Strategy):
-    """A Flower strategy that runs one phase after another; nothing is averaged.
+@dataclass(frozen=True)
+class Rounds:
+    """Rounds of a Flower strategy, each of the users a node to it.
 
-    ``server_round`` counts the phases. The arrays that :meth:`start` takes are the task
-    adapter; every message carries them, so that clients need no memory of earlier messages.
+    Attributes
+    ----------
+    name : str
+        Shown in the progress; clients seed by it and the round.
+    action : str
+        The strategy's ``train`` messages are answered by the handler ``train.<action>``.
+    strategy : Strategy
+        Any of ``flwr.serverapp.strategy``; what it aggregates is up to it.
+    users : sequence of str
+    initial : ArrayRecord
+    num_rounds : int
+    config : ConfigRecord
+        Goes along with each message, as the strategy's train config.
+    collect : callable
+        Called with the arrays that the last round ended with.
+    """
+
+    name: str
+    action: str
+    strategy: Strategy
+    users: Sequence[str]
+    initial: ArrayRecord
+    num_rounds: int
+    config: ConfigRecord
+    collect: Callable[[ArrayRecord], None]
+
+
+Phases = Iterator[Phase | Rounds]
+"""What a strategy is: a generator function of a :class:`Setting` that yields these."""
+
+
+def run_phases(phases: Phases, grid: UserGrid, seed: int) -> None:
+    """Run one phase after another; what one collects is there when the next is asked for.
 
     Parameters
     ----------
-    setting : Setting
+    phases : iterator of Phase or Rounds
+    grid : UserGrid
+    seed : int
+        The run's seed.
+
+    Raises
+    ------
+    PhaseError
+        If a client fails or nobody answers.
+    PerPcsError
+        If a Flower strategy ends with nothing.
     """
-
-    def __init__(self, setting: Setting) -> None:
-        self.setting = setting
-        self._phase: Phase | None = None
-
-    @abstractmethod
-    def phases(self) -> Iterator[Phase]:
-        """Yield the phases; what one collects is there when the next is asked for."""
-
-    def start(  # type: ignore[override]  # rounds and their configs have no meaning here
-        self,
-        grid: Grid,
-        initial_arrays: ArrayRecord,
-        num_rounds: int = 0,
-        timeout: float = 3600,
-        train_config: ConfigRecord | None = None,
-        evaluate_config: ConfigRecord | None = None,
-        evaluate_fn: Any = None,
-    ) -> Result:
-        """Run all phases.
-
-        Parameters
-        ----------
-        grid : UserGrid
-        initial_arrays : ArrayRecord
-            The task adapter, empty for none.
-
-        Returns
-        -------
-        Result
-            With the number of users that each phase heard from, by the phase's number.
-
-        Raises
-        ------
-        PhaseError
-            If a client fails or nobody answers.
-        """
-        if not isinstance(grid, UserGrid):
-            raise PerPcsError(
-                f"{type(self).__name__} needs a fl_perpcs.grid.UserGrid, got {type(grid).__name__}"
-            )
-        self.summary()
-        result = Result(arrays=initial_arrays)
-        config = ConfigRecord()
-        for number, phase in enumerate(self.phases(), start=1):
-            self._phase = phase
-            view = grid.only(phase.users, phase.name)
-            if phase.message_type.startswith("evaluate"):
-                sent = self.configure_evaluate(number, initial_arrays, config, view)
-                metrics = self.aggregate_evaluate(number, view.exchange(sent))
-                if metrics is not None:
-                    result.evaluate_metrics_clientapp[number] = metrics
-            else:
-                sent = self.configure_train(number, initial_arrays, config, view)
-                _, metrics = self.aggregate_train(number, view.exchange(sent))
-                if metrics is not None:
-                    result.train_metrics_clientapp[number] = metrics
-        return result
-
-    def configure_train(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Make the current phase's messages, one for each user, when they are asked for."""
-        phase = self._current()
-        assert isinstance(grid, UserGrid)
-        for user in phase.users:
-            content = phase.content(user)
-            if arrays:
-                content[ADAPTATION] = arrays
-            yield Message(content, grid.address(user), phase.message_type)
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the current phase's replies in, one by one."""
-        phase = self._current()
-        count = 0
-        for count, reply in enumerate(replies, start=1):  # noqa: B007
+    for phase in phases:
+        view = grid.only(phase.users, phase.name)
+        if isinstance(phase, Rounds):
+            phase.collect(run_rounds(phase, view, seed))
+            continue
+        for reply in view.exchange(_messages(phase, view)):
             phase.collect(sender(reply), reply)
-        return None, MetricRecord({"users": count})
 
-    def configure_evaluate(
-        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
-    ) -> Iterable[Message]:
-        """Make the current phase's messages, as :meth:`configure_train`."""
-        return self.configure_train(server_round, arrays, config, grid)
 
-    def aggregate_evaluate(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> MetricRecord | None:
-        """Fold the current phase's replies in, as :meth:`aggregate_train`."""
-        return self.aggregate_train(server_round, replies)[1]
+def run_rounds(rounds: Rounds, grid: UserGrid, seed: int) -> ArrayRecord:
+    """Let a Flower strategy run and return the arrays that it ends with.
 
-    def summary(self) -> None:
-        """Log nothing: the run folder has the resolved config."""
+    Raises
+    ------
+    PhaseError
+        If a client fails or nobody answers.
+    PerPcsError
+        If it ends with nothing.
+    """
+    # Flower's strategies sample nodes with the global generator.
+    random.seed(derive_seed(seed, rounds.name))
+    result = rounds.strategy.start(
+        grid=replace(grid, action=rounds.action),
+        initial_arrays=rounds.initial,
+        num_rounds=rounds.num_rounds,
+        train_config=rounds.config,
+    )
+    if not result.arrays:
+        name = type(rounds.strategy).__name__
+        raise PerPcsError(f"phase {rounds.name!r}: {name} returned nothing; try another strategy")
+    return result.arrays
 
-    def _current(self) -> Phase:
-        assert self._phase is not None, "start() sets the phase"
-        return self._phase
+
+def _messages(phase: Phase, grid: UserGrid) -> Iterator[Message]:
+    """Make a phase's messages, one for each user, when they are asked for."""
+    for user in phase.users:
+        yield Message(phase.content(user), grid.address(user), phase.message_type)
 
 
 @dataclass
@@ -182,6 +177,7 @@ class Answers:
 
     method: str
     setting: Setting
+    users: Sequence[str]
     rows: list[dict[str, Any]] = field(default_factory=list)
 
     def collect(self, user: str, reply: Message) -> None:
@@ -195,7 +191,7 @@ class Answers:
         for row, prediction in zip(rows, info["predictions"], strict=False):
             row["prediction"] = prediction
         self.rows += rows
-        if user == self.setting.roles.targets[-1]:
+        if user == self.users[-1]:
             self.setting.run.write_lines(f"predictions/{self.method}.jsonl", self.rows)
 
 
@@ -204,23 +200,29 @@ def evaluation(
     method: str,
     content: Callable[[str], RecordDict] = lambda user: RecordDict(),
     collect: Collect = lambda user, reply: None,
+    *,
+    action: str = "",
+    users: Sequence[str] = (),
 ) -> Phase:
-    """Return the phase in which the targets answer their queries by a method.
+    """Return the phase in which targets answer their queries by a method.
 
     Parameters
     ----------
     setting : Setting
     method : str
-        The action of the message, ``evaluate.<method>``, and the row of the result table.
+        The row of the result table.
     content, collect : callable, optional
         As in :class:`Phase`; predictions are collected in any case.
+    action : str
+        The handler ``evaluate.<action>`` answers; by default the method's name.
+    users : sequence of str
+        By default all targets.
     """
-    answers = Answers(method, setting)
+    users = users or setting.roles.targets
+    answers = Answers(method, setting, users)
 
     def collect_both(user: str, reply: Message) -> None:
         answers.collect(user, reply)
         collect(user, reply)
 
-    return Phase(
-        f"evaluate {method}", f"evaluate.{method}", setting.roles.targets, collect_both, content
-    )
+    return Phase(f"evaluate {method}", f"evaluate.{action or method}", users, collect_both, content)

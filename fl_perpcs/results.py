@@ -29,6 +29,10 @@ ANSWERS = {
 }
 """The ways of answering, ``evaluation.answers``, in words."""
 
+COSTS = ("forward-examples", "backward-examples", "trained-parameters", "stored-bytes")
+"""What a method costs a target before its queries: examples that went forward through the base
+LLM and back, numbers that were trained, and bytes that it keeps of its own."""
+
 Row = dict[str, Any]
 
 
@@ -92,16 +96,20 @@ def result_table(
         For each method ``users``, ``queries``, ``dropped`` (queries left out of the loss, which
         do not fit ``lm.max-length`` with their gold outputs), ``loss`` (nats per response
         token, over all tokens; None over none), ``metrics`` (over all answers), ``intervals``
-        (metric or ``loss`` to [low, high]), ``by_user`` (user to metric or ``loss`` to value)
-        and ``gain``: the share of OPPU's gain over the base LLM in the main metric, or None
-        without both.
+        (metric or ``loss`` to [low, high]), ``by_user`` (user to metric or ``loss`` to value),
+        ``costs`` (means over targets of what it took to get ready for the queries, by
+        :data:`COSTS`) and ``gain``: the share of OPPU's gain over the base LLM in the main
+        metric, or None without both.
     """
     methods: dict[str, list[Row]] = {}
     for row in rows:
         if row["phase"].startswith(PREFIX) and "tokens" in row:
             methods.setdefault(row["phase"].removeprefix(PREFIX), []).append(row)
     table: list[Row] = []
-    for method, reports in methods.items():
+    # From no personalization to one adapter per user, whatever ran first.
+    order = sorted(methods, key=lambda method: (method == "oppu") - (method == "base"))
+    for method in order:
+        reports = methods[method]
         sums = _sums(reports, answers.get(method, ()), task)
         overall = {name: found.overall() for name, found in sums.items()}
         table.append(
@@ -113,6 +121,9 @@ def result_table(
                 "loss": overall.pop(LOSS),
                 "metrics": {name: value for name, value in overall.items() if value is not None},
                 "intervals": _intervals(sums, draw_users(len(reports), resamples, seed)),
+                "costs": {
+                    cost: sum(row.get(cost, 0) for row in reports) / len(reports) for cost in COSTS
+                },
                 "by_user": _by_user([row["user"] for row in reports], sums),
             }
         )

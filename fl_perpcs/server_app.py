@@ -2,19 +2,22 @@
 
 import importlib
 import time
+from collections.abc import Callable
+from dataclasses import replace
 
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fl_perpcs.adaptation import flower_strategy, import_name, task_adapter
+from fl_perpcs.adaptation import flower_strategy, task_adapter
 from fl_perpcs.config import Config, ConfigError, load_config
 from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import POLL_SECONDS, PhaseError, UserGrid, client_error
 from fl_perpcs.lm import site_shapes
-from fl_perpcs.messages import info_of, pack_adapter
-from fl_perpcs.phases import Setting
+from fl_perpcs.messages import ADAPTATION, info_of, pack_adapter
+from fl_perpcs.phases import Phases, Setting, evaluation, run_phases
 from fl_perpcs.pieces import save_peft
+from fl_perpcs.plugins import find
 from fl_perpcs.pool import PoolSpec
 from fl_perpcs.report import write_report
 from fl_perpcs.results import write_results
@@ -49,14 +52,13 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     """
     task = open_source(config).task
     check_task(config, task)
-    make_strategy = find_strategy(config.strategy.name)
+    strategy = find_strategy(config.strategy.name)
     adapt_by = flower_strategy(config)
     spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
     members = hello(grid, config.run.timeout)
     roles = assign_roles(members, config.roles, config.seed)
     if problems := too_few(config, roles):
         raise ConfigError(problems)
-    setting = Setting(config, run, members, roles, spec)
     user_grid = UserGrid(
         grid,
         hosts={user: member.node for user, member in members.items()},
@@ -69,8 +71,9 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"), adapt_by)
     if adapter:
         save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
-    strategy = make_strategy(setting)
-    strategy.start(grid=user_grid, initial_arrays=pack_adapter(adapter))
+        user_grid = replace(user_grid, attached={ADAPTATION: pack_adapter(adapter)})
+    setting = Setting(config, run, members, roles, spec, adapter)
+    run_phases(with_references(setting, strategy), user_grid, config.seed)
     write_results(setting, task)
     write_report(run.folder)
 
@@ -116,21 +119,23 @@ def hello(grid: Grid, timeout: float) -> Members:
     return members
 
 
-def find_strategy(name: str):  # type: ignore[no-untyped-def]  # a callable: Setting → Strategy
-    """Return the strategy that a registry name or an import path names.
+def with_references(setting: Setting, strategy: Callable[[Setting], Phases]) -> Phases:
+    """Yield a strategy's phases, then those of the methods that it is compared with."""
+    yield from strategy(setting)
+    for name in setting.config.references:
+        if name != setting.config.strategy.name:
+            yield evaluation(setting, name)
+
+
+def find_strategy(name: str) -> Callable[[Setting], Phases]:
+    """Return the strategy that ``strategy.name`` names.
 
     Raises
     ------
     PerPcsError
         If there is none.
     """
-    if ":" in name:
-        return import_name("strategy.name", name)
     # Imported by name: this package knows no strategy.
     registry = importlib.import_module("strategies").REGISTRY
-    if name not in registry:
-        raise PerPcsError(
-            f"strategy.name = {name!r} is not known; use one of {', '.join(registry)}"
-            ' or an import path "package.module:name"'
-        )
-    return registry[name]
+    strategy: Callable[[Setting], Phases] = find("strategy.name", name, registry)
+    return strategy

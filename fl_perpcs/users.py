@@ -1,14 +1,15 @@
 """What a user does in each role, on its own data: the client's side of the algorithm."""
 
-from typing import cast
+from collections.abc import Mapping
 
 import torch
+from torch.nn.functional import cosine_similarity
 
-from fl_perpcs.assembly import Recipe, assemble, cook
+from fl_perpcs.assembly import Recipe, cook, history_queries, make_recipe, search_weights, whole
 from fl_perpcs.config import FitSection
 from fl_perpcs.evaluation import Evaluation, evaluate
 from fl_perpcs.gates import train_gates
-from fl_perpcs.lm import adapter_parameters, put_adapter, take_adapter
+from fl_perpcs.lm import adapter_parameters, decoder_of, put_adapter, take_adapter
 from fl_perpcs.node import Job
 from fl_perpcs.pieces import Adapter, Piece, split
 from fl_perpcs.pool import Stack
@@ -102,7 +103,7 @@ def history_embedding(job: Job) -> torch.Tensor:
     Tensor
         (hidden size,), float32 on the CPU. The base LLM itself is the encoder.
     """
-    decoder = cast(torch.nn.Module, job.lm.model.get_base_model().base_model)
+    decoder = decoder_of(job.lm.model)
     sums, count = torch.zeros(()), 0
     with torch.inference_mode():
         for batch in job.history_batches(job.config.assembly.batch_size):
@@ -116,13 +117,92 @@ def history_embedding(job: Job) -> torch.Tensor:
     return sums / count
 
 
-def assemble_from(job: Job, stacks: dict[str, Stack]) -> Recipe:
-    """Assemble a target's adapter from the pool, leave it in the slot and return its recipe."""
-    how = job.config.assembly
-    batches = job.history_batches(how.batch_size, last=how.max_history)
-    recipe = assemble(job.lm, stacks, batches, how, job.seed("assembly"))
-    put_adapter(job.lm, cook(recipe, stacks, how.merge))
+def site_queries(job: Job) -> dict[str, torch.Tensor]:
+    """Return each site's query over the user's history, (d_in,), from the base LLM."""
+    return history_queries(job.lm, job.history_batches(job.config.assembly.batch_size))
+
+
+def assemble_from(
+    job: Job, stacks: Mapping[str, Stack], population: Mapping[str, torch.Tensor] | None = None
+) -> tuple[Recipe, int]:
+    """Assemble a target's adapter from the pool and leave it in the slot.
+
+    Returns
+    -------
+    recipe : Recipe
+        What the adapter was made from; after ``tuning`` it is more than that.
+    trained : int
+        How many numbers were trained: 0 unless mixing or the adapter is.
+    """
+    job.history_batches(1)  # tells if no item is left
+    recipe, trained = make_recipe(
+        job.lm, stacks, job.history, job.config, job.seed("assembly"), population
+    )
+    adapter = cook(recipe, stacks, job.config.assembly.merge)
+    if (factors := job.config.tuning.factors) == "none":
+        put_adapter(job.lm, adapter)
+        return recipe, trained
+    _train_from(job, adapter, job.config.tuning, job.history, factors=factors)
+    return recipe, trained + trained_numbers(job, factors)
+
+
+def retrieve_adapter(
+    job: Job, stacks: Mapping[str, Stack], embeddings: Mapping[str, torch.Tensor]
+) -> Recipe:
+    """Put the whole adapter of the sharer with the most similar history into the slot.
+
+    Similarity is the cosine of history embeddings, taken from their mean over the sharers:
+    hidden states of one LM all point the same way otherwise.
+    """
+    own = history_embedding(job)
+    names = sorted(embeddings)
+    others = torch.stack([embeddings[name] for name in names])
+    mean = others.mean(dim=0)
+    similarity = cosine_similarity(others - mean, own - mean, dim=1)
+    recipe = whole({names[int(similarity.argmax())]: 1.0}, stacks)
+    put_adapter(job.lm, cook(recipe, stacks, job.config.assembly.merge))
     return recipe
+
+
+def search_adapter(job: Job, stacks: Mapping[str, Stack]) -> Recipe:
+    """Search for weights of whole adapters (LoRAHub) and put their sum into the slot."""
+    how = job.config.lorahub
+    batches = job.history_batches(job.config.assembly.batch_size, last=how.items)
+    merge = job.config.assembly.merge
+    weights = search_weights(job.lm, stacks, batches, how, merge, job.seed("lorahub"))
+    recipe = whole(weights, stacks)
+    put_adapter(job.lm, cook(recipe, stacks, merge))
+    return recipe
+
+
+def train_given(job: Job, adapter: Adapter, factors: str) -> int:
+    """Fine-tune a given adapter, or one of its factors, as the user would train its own.
+
+    Returns
+    -------
+    int
+        How many numbers were trained.
+    """
+    _train_from(job, adapter, job.config.adapter, job.history, factors=factors)
+    return trained_numbers(job, factors)
+
+
+def train_round(job: Job, adapter: Adapter, factors: str) -> tuple[Adapter, float]:
+    """Train an adapter, or one of its factors, for a round of averaging.
+
+    Returns
+    -------
+    adapter : Adapter
+    loss : float
+        Mean training loss of the round.
+    """
+    losses = _train_from(job, adapter, job.config.averaging, job.history, factors=factors)
+    return take_adapter(job.lm), sum(losses) / len(losses)
+
+
+def trained_numbers(job: Job, factors: str = "AB") -> int:
+    """Return how many numbers the slot's factors have."""
+    return sum(p.numel() for p in adapter_parameters(job.lm, factors))
 
 
 def answer_queries(job: Job) -> Evaluation:
@@ -144,12 +224,13 @@ def _train_from(
     settings: FitSection,
     encoded: list[Encoded],
     proximal_mu: float = 0.0,
+    factors: str = "AB",
 ) -> list[float]:
     """Train the adapter in the slot on some of the user's examples, from a given one."""
     put_adapter(job.lm, start)
     return fit(
         job.lm.model,
-        adapter_parameters(job.lm),
+        adapter_parameters(job.lm, factors),
         encoded,
         settings,
         pad=job.pad,

@@ -1,94 +1,48 @@
 """Personalized Pieces (Tan, Liu and Jiang, EMNLP 2024)."""
 
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Generator
 
-import numpy as np
-from flwr.app import ConfigRecord, Message, RecordDict
+import torch
+from flwr.app import Message, RecordDict
 
 from fl_perpcs.assembly import Recipe
-from fl_perpcs.errors import PerPcsError
-from fl_perpcs.messages import arrays_of, info_of, pack_pool, recipe_of, unpack_pieces
-from fl_perpcs.phases import Phase, PhasedStrategy, Setting, evaluation
-from fl_perpcs.pool import Pool, load_pool, save_pool
-from fl_perpcs.selection import select_sharers
+from fl_perpcs.messages import pack_pool, pack_tensors, recipe_of, unpack_tensors
+from fl_perpcs.phases import Phase, Phases, Setting, evaluation
+from strategies.sharing import pool_of
 
 
-class PerPcs(PhasedStrategy):
+def per_pcs(setting: Setting) -> Phases:
     """Sharers' pieces go into a pool; each target assembles its adapter from it.
 
     The server admits and hands on, it averages nothing. The run folder gets ``pool/`` and
-    ``recipes.json``.
-
-    Parameters
-    ----------
-    setting : Setting
+    ``recipes.json``. How a target assembles is the config's ``assembly``, ``rerank`` and
+    ``mixing``; their defaults are the published method.
     """
+    pool = yield from pool_of(setting)
+    content = dict(pack_pool(pool.stacks(), pool.fingerprint))
+    if setting.config.assembly.scorer != "published":
+        population = yield from population_of(setting)
+        content["population"] = pack_tensors(population)
+    recipes: dict[str, Recipe] = {}
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.embeddings: dict[str, np.ndarray] = {}
-        self.pool = Pool(setting.spec)
-        self.recipes: dict[str, Recipe] = {}
+    def keep(user: str, reply: Message) -> None:
+        recipes[user] = recipe_of(reply)
 
-    def phases(self) -> Iterator[Phase]:
-        """Fill the pool, assemble from it; the base LLM and OPPU are evaluated beside it."""
-        config, run = self.setting.config, self.setting.run
-        yield from self.borrow_pool() if config.sharers.pool else self.fill_pool()
-        save_pool(self.pool, run.folder / "pool")
-        if "base" in config.methods:
-            yield evaluation(self.setting, "base")
-        if "assembled" in config.methods:
-            packed = pack_pool(self.pool.stacks(), self.pool.fingerprint)
-            yield evaluation(
-                self.setting, "assembled", lambda user: RecordDict({**packed}), self.keep_recipe
-            )
-            run.write_json("recipes.json", self.recipes)
-        if "oppu" in config.methods:
-            yield evaluation(self.setting, "oppu")
+    yield evaluation(setting, "assembled", lambda user: RecordDict({**content}), keep)
+    setting.run.write_json("recipes.json", recipes)
 
-    def fill_pool(self) -> Iterator[Phase]:
-        """Select sharers among the candidates and admit their pieces."""
-        config, roles = self.setting.config, self.setting.roles
-        if config.sharers.selection == "k-means":
-            yield Phase("embed", "query.embed", roles.candidates, self.keep_embedding)
-        sharers = select_sharers(
-            config.sharers.selection,
-            config.sharers.count,
-            {user: self.setting.members[user].history for user in roles.candidates},
-            self.embeddings,
-            min_history=config.sharers.min_history,
-            seed=config.seed,
-        )
-        yield Phase("share", "train.share", sharers, self.admit)
 
-    def borrow_pool(self) -> Iterator[Phase]:
-        """Take an earlier run's pool, and let one target check that it fits the base LLM."""
-        self.pool = load_pool(Path(self.setting.config.sharers.pool))
-        if self.pool.spec != self.setting.spec:
-            raise PerPcsError(
-                f"sharers.pool holds pieces of rank {self.pool.spec.rank} and"
-                f" {len(self.pool.spec.shapes)} sites, expected rank {self.setting.spec.rank} and"
-                f" {len(self.setting.spec.shapes)} sites of the same shapes; use the base LLM and"
-                " the lora settings of its run"
-            )
-        wanted = RecordDict({"pool": ConfigRecord({"base": self.pool.fingerprint})})
-        yield Phase(
-            "check the pool",
-            "query.check_base",
-            self.setting.roles.targets[:1],
-            lambda user, reply: None,
-            lambda user: RecordDict({**wanted}),
-        )
+def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Tensor]]:
+    """Return what users at large ask of each site: the mean query of the base users' histories.
 
-    def keep_embedding(self, user: str, reply: Message) -> None:
-        """Keep a candidate's history embedding."""
-        self.embeddings[user] = arrays_of(reply)["embedding"].numpy()
+    Without base users the candidates are asked.
+    """
+    users = setting.roles.base or setting.roles.candidates
+    sums: dict[str, torch.Tensor] = {}
 
-    def admit(self, user: str, reply: Message) -> None:
-        """Check a sharer's pieces and put them into the pool."""
-        self.pool.admit(user, unpack_pieces(arrays_of(reply)), info_of(reply)["base"])
+    def add(user: str, reply: Message) -> None:
+        for site, query in (unpack_tensors(reply, "arrays") or {}).items():
+            sums[site] = sums.get(site, torch.zeros(())) + query
 
-    def keep_recipe(self, user: str, reply: Message) -> None:
-        """Keep a target's recipe."""
-        self.recipes[user] = recipe_of(reply)
+    yield Phase("population", "query.site_queries", users, add)
+    return {site: total / len(users) for site, total in sums.items()}

@@ -36,7 +36,7 @@ def test_help_and_version() -> None:
 
 def test_words_are_toml_scalars_or_plain_strings() -> None:
     words = ["lm.name=tiny", "seed=3", "lora.alpha=4.5", "evaluation.generate=false"]
-    words += ['run.name="a b"', "data.folder=", "evaluation.methods=base,oppu", "run.dir=[x]"]
+    words += ['run.name="a b"', "data.folder=", "evaluation.references=base,oppu", "run.dir=[x]"]
     assert read_words(words) == {
         "lm.name": "tiny",
         "seed": 3,
@@ -44,7 +44,7 @@ def test_words_are_toml_scalars_or_plain_strings() -> None:
         "evaluation.generate": False,
         "run.name": "a b",
         "data.folder": "",
-        "evaluation.methods": "base,oppu",
+        "evaluation.references": "base,oppu",
         "run.dir": "[x]",
     }
 

@@ -85,7 +85,7 @@ def test_all_unknown_keys_and_bad_values_are_listed_at_once():
             "lora.rank": 0,
             "adapter.lr": -1.0,
             "data.queries": "many",
-            "assembly.merge": "sum",
+            "assembly.selection": "best",
         }
     )
     assert len(problems) == 6
@@ -95,7 +95,7 @@ def test_all_unknown_keys_and_bad_values_are_listed_at_once():
         "lora.rank = 0: ",
         "adapter.lr = -1.0: ",
         "data.queries = 'many': ",
-        "assembly.merge = 'sum': ",
+        "assembly.selection = 'best': ",
     ):
         assert sum(problem.startswith(part) for problem in problems) == 1
 
@@ -180,8 +180,10 @@ CONFLICTS = {
         "adaptation.adapter = 'a' is relative",
     ),
     "relative pool": ({"sharers.pool": "pool"}, "sharers.pool = 'pool' is relative"),
-    "unknown method": ({"evaluation.methods": "base,best"}, "evaluation.methods = 'base,best'"),
-    "no method": ({"evaluation.methods": " ,"}, "evaluation.methods"),
+    "unknown reference": ({"evaluation.references": "base,best"}, "references = 'base,best'"),
+    "unknown selection": ({"sharers.selection": "best"}, "sharers.selection = 'best' is not known"),
+    "unknown scorer": ({"assembly.scorer": "best"}, "use one of published, centred"),
+    "unknown merge": ({"assembly.merge": "ties"}, "assembly.merge = 'ties' is not known"),
     "no modules": ({"lora.target-modules": " "}, "lora.target-modules is empty"),
     "float16 on the CPU": ({"lm.dtype": "float16", "lm.device": "cpu"}, "float16"),
     "too few to sample from": (
@@ -210,7 +212,9 @@ def test_what_cannot_be_combined_is_refused(case):
         {"lm.dtype": "float16", "lm.device": "cuda"},
         {"assembly.selection": "sample", "assembly.top-k": 10},
         {"assembly.selection": "top-k", "assembly.top-k": 11},
-        {"evaluation.methods": " assembled , base"},
+        {"evaluation.references": " oppu , base"},
+        {"evaluation.references": ""},
+        {"assembly.scorer": "my_package:scorer", "assembly.merge": "my_package:merge"},
         {"run.dir": "/somewhere", "data.path": "/elsewhere"},
     ],
 )
@@ -221,9 +225,9 @@ def test_what_can_be_combined_is_not_refused(values):
 
 def test_lists_are_split_at_commas():
     config = load_config(
-        {"evaluation.methods": " assembled , base", "lora.target-modules": "c_attn,"}
+        {"evaluation.references": " oppu , base", "lora.target-modules": "c_attn,"}
     )
-    assert config.methods == ["assembled", "base"]
+    assert config.references == ["oppu", "base"]
     assert config.target_modules == ["c_attn"]
 
 

@@ -23,9 +23,9 @@ from fl_perpcs.export import export_adapter
 from fl_perpcs.grid import PhaseError
 from fl_perpcs.lm import adapter_digest, load_lm, merge_into_base, put_adapter, site_shapes
 from fl_perpcs.messages import ENVELOPE, arrays_of, info_of, open_envelope, unpack_adapter
-from fl_perpcs.phases import Phase, PhasedStrategy, evaluation
+from fl_perpcs.phases import Phase, evaluation
 from fl_perpcs.pieces import load_peft
-from fl_perpcs.pool import Pool, load_pool
+from fl_perpcs.pool import load_pool
 from fl_perpcs.prompts import prompts_of_queries
 from fl_perpcs.runs import create_run, read_lines
 from fl_perpcs.tasks import load_task
@@ -96,8 +96,8 @@ def test_a_run_leaves_a_pool_recipes_predictions_and_results(one_run):
         "adapt, round 1, train",
         "embed",
         "share",
-        "evaluate base",
         "evaluate assembled",
+        "evaluate base",
         "evaluate oppu",
     ]
     pool = load_pool(one_run / "pool")
@@ -284,7 +284,7 @@ def test_the_task_adapter_is_trained_by_any_strategy_of_flower(small_config, nam
             "adaptation.strategy": f"flwr.serverapp.strategy:{name}",
             "adaptation.rounds": 2,
             "adaptation.fraction-evaluate": 1.0,
-            "evaluation.methods": "base",
+            "evaluation.references": "base",
             "sharers.selection": "random",
         }
     )
@@ -317,7 +317,7 @@ def importable(monkeypatch):
 
 
 def test_the_task_adapter_is_trained_by_a_strategy_of_ones_own(small_config, importable):
-    changes = {"evaluation.methods": "base", "sharers.selection": "random"}
+    changes = {"evaluation.references": "base", "sharers.selection": "random"}
     path = {"adaptation.strategy": f"{importable}:own_adaptation"}
     own = federation(small_config(changes | path, folder="own"))
     average = federation(small_config(changes, folder="average"))
@@ -337,7 +337,7 @@ def test_the_task_adapter_is_trained_by_a_strategy_of_ones_own(small_config, imp
     ],
 )
 def test_an_adaptation_strategy_that_cannot_be_used_is_named(small_config, path, told):
-    values = small_config({"adaptation.strategy": path, "evaluation.methods": "base"})
+    values = small_config({"adaptation.strategy": path, "evaluation.references": "base"})
     with pytest.raises(PerPcsError, match=f"adaptation.strategy = '{path}' {told}"):
         federation(values)
 
@@ -355,7 +355,7 @@ def test_a_delta_merge_is_exact_and_of_a_higher_rank(small_config):
 @pytest.mark.parametrize("mode", ["federated", "none"])
 def test_an_exported_adapter_scores_as_the_run_says(small_config, tmp_path, merge, mode):
     values = small_config(
-        {"assembly.merge": merge, "adaptation.mode": mode, "evaluation.methods": "assembled"}
+        {"assembly.merge": merge, "adaptation.mode": mode, "evaluation.references": ""}
     )
     folder = federation(values)
     config, user = load_config(values), sorted(recipes_of(folder))[0]
@@ -395,7 +395,7 @@ def test_adapters_start_from_one_a_or_from_one_of_their_own(small_config, init, 
             {
                 "lora.init": init,
                 "adapter.lr": 1e-9,
-                "evaluation.methods": "base",
+                "evaluation.references": "base",
                 "sharers.selection": "random",
             }
         )
@@ -411,7 +411,7 @@ def test_other_selections_are_reproducible_too(small_config, selection):
         "assembly.selection": selection,
         "assembly.top-p": 0.5,
         "assembly.sample-top-k": 3,
-        "evaluation.methods": "assembled",
+        "evaluation.references": "",
         "adaptation.mode": "none",
     }
     first = federation(small_config(changes, folder="first"))
@@ -426,7 +426,7 @@ def test_every_way_to_select_sharers_fills_a_pool(small_config, selection):
         small_config(
             {
                 "sharers.selection": selection,
-                "evaluation.methods": "base",
+                "evaluation.references": "base",
                 "evaluation.answers": "none",
                 "adaptation.mode": "none",
             }
@@ -447,7 +447,7 @@ def test_every_way_to_select_sharers_fills_a_pool(small_config, selection):
 
 def test_ranked_answers_are_labels_and_results_say_how_they_were_made(small_config):
     changes = {"evaluation.answers": "rank", "evaluation.resamples": 50}
-    folder = federation(small_config({**changes, "evaluation.methods": "base,oppu"}))
+    folder = federation(small_config({**changes, "evaluation.references": "base,oppu"}))
     results = json.loads((folder / "results.json").read_text())
     task = load_task("movie-tagging")
     assert (results["task"], results["answers"]) == ("movie-tagging", "rank")
@@ -462,16 +462,23 @@ def test_ranked_answers_are_labels_and_results_say_how_they_were_made(small_conf
         assert row["dropped"] == 0
 
 
-def test_only_the_wanted_methods_are_evaluated(small_config):
-    folder = federation(small_config({"evaluation.methods": "oppu", "adaptation.mode": "none"}))
-    assert methods_of(folder) == ["oppu"]
-    assert not (folder / "recipes.json").exists()
+@pytest.mark.parametrize(
+    ("references", "methods"),
+    [
+        ("", ["assembled"]),
+        ("oppu", ["assembled", "oppu"]),
+        ("oppu,base", ["base", "assembled", "oppu"]),
+    ],
+)
+def test_only_the_wanted_references_are_evaluated(small_config, references, methods):
+    changes = {"evaluation.references": references, "adaptation.mode": "none"}
+    assert methods_of(federation(small_config(changes))) == methods
 
 
 def test_sampled_answers_are_reproducible(small_config):
     changes = {
         "evaluation.temperature": 5.0,
-        "evaluation.methods": "base",
+        "evaluation.references": "base",
         "sharers.selection": "random",
         "adaptation.mode": "none",
     }
@@ -483,7 +490,7 @@ def test_sampled_answers_are_reproducible(small_config):
 
 
 def test_only_the_last_items_of_a_history_are_used_when_it_is_limited(small_config):
-    changes = {"evaluation.methods": "base", "sharers.selection": "random"}
+    changes = {"evaluation.references": "base", "sharers.selection": "random"}
     folder = federation(small_config(changes | {"roles.max-history": 4}))
     rows = [r for r in read_lines(folder / "metrics.jsonl") if "num-examples" in r]
     assert len(rows) == 6
@@ -513,7 +520,7 @@ def test_a_client_that_raises_ends_the_run_with_one_clear_error(small_config, ph
 
 
 def test_a_run_that_goes_well_says_so(small_config):
-    values = small_config({"evaluation.methods": "base", "adaptation.mode": "none"})
+    values = small_config({"evaluation.references": "base", "adaptation.mode": "none"})
     main(values)
     events = read_lines(Path(values["run.dir"]) / "events.jsonl")
     assert [e["status"] for e in events if e["event"] == "run"] == ["started", "completed"]
@@ -522,7 +529,7 @@ def test_a_run_that_goes_well_says_so(small_config):
 
 
 def test_a_run_folder_is_not_used_twice(small_config):
-    values = small_config({"evaluation.methods": "base", "adaptation.mode": "none"})
+    values = small_config({"evaluation.references": "base", "adaptation.mode": "none"})
     federation(values)
     with pytest.raises(PerPcsError, match="already holds a run"):
         federation(values)
@@ -585,30 +592,31 @@ def test_a_federation_that_hosts_too_few_users_is_refused(small_config):
         server_app.run_federation(grid, config, create_run(config))
 
 
-class PoolMean(PhasedStrategy):
-    """A strategy in a few lines: pieces are collected, the base LLM is evaluated."""
+def everybody_shares(setting) -> Iterator[Phase]:
+    """Collect everybody's pieces and evaluate the base LLM: a strategy in a few lines."""
+    fingerprints = []
 
-    def __init__(self, setting) -> None:
-        super().__init__(setting)
-        self.pool = Pool(setting.spec)
+    def collect(user, reply):
+        assert user in setting.roles.candidates
+        fingerprints.append(info_of(reply)["base"])
+        assert list(unpack_adapter(arrays_of(reply))) == list(setting.spec.shapes)
 
-    def phases(self) -> Iterator[Phase]:
-        def collect(user, reply):
-            assert user in self.setting.roles.candidates
-            self.pool.fingerprint = info_of(reply)["base"]
-            assert list(unpack_adapter(arrays_of(reply))) == list(self.setting.spec.shapes)
-
-        yield Phase("everybody shares", "train.share", self.setting.roles.candidates, collect)
-        assert self.pool.fingerprint
-        yield evaluation(self.setting, "base")
+    yield Phase("everybody shares", "train.share", setting.roles.candidates, collect)
+    assert len(fingerprints) == len(setting.roles.candidates)
+    yield evaluation(setting, "theirs", action="base")
 
 
 @pytest.mark.parametrize("mode", ["federated", "none"])
 def test_a_strategy_of_ones_own_runs_by_its_import_path(small_config, importable, mode):
-    values = small_config({"strategy.name": f"{importable}:PoolMean", "adaptation.mode": mode})
-    folder = federation(values)
-    assert phases_of(folder)[-2:] == ["everybody shares", "evaluate base"]
-    assert methods_of(folder) == ["base"]
+    name = f"{importable}:everybody_shares"
+    folder = federation(small_config({"strategy.name": name, "adaptation.mode": mode}))
+    assert phases_of(folder)[-4:] == [
+        "everybody shares",
+        "evaluate theirs",
+        "evaluate base",
+        "evaluate oppu",
+    ]
+    assert methods_of(folder) == ["base", "theirs", "oppu"]
 
 
 @pytest.mark.parametrize("name", ["per-pieces", "no.module:Strategy", "fl_perpcs.grid:Nothing"])
@@ -649,6 +657,6 @@ def test_sites_are_found_without_loading_a_weight(small_config):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_run_in_half_precision_keeps_float32_pieces(small_config, dtype):
-    folder = federation(small_config({"lm.dtype": dtype, "evaluation.methods": "assembled"}))
+    folder = federation(small_config({"lm.dtype": dtype, "evaluation.references": ""}))
     for stack in load_pool(folder / "pool").stacks().values():
         assert stack.A.dtype == stack.gates.dtype == torch.float32

@@ -1,0 +1,128 @@
+"""From weighted pieces to factors, and from recipes to adapters."""
+
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+
+from fl_perpcs.assembly.choosing import Choice
+from fl_perpcs.config import MERGES as NAMES
+from fl_perpcs.pieces import Adapter, Factors
+from fl_perpcs.plugins import find
+from fl_perpcs.pool import Stack
+
+Recipe = dict[str, dict[str, float]]
+"""Weights of sharers' pieces by site: ``recipe[site][sharer]``."""
+
+Merge = Callable[[Stack, Choice], Factors]
+"""The pieces of a site and those chosen, to the site's factors."""
+
+
+def factor(stack: Stack, choice: Choice) -> Factors:
+    """Return A = Σ w_i A_i and B = Σ w_i B_i, of rank r, as published."""
+    w, A, B = _chosen(stack, choice)
+    return Factors((w * A).sum(dim=0), (w * B).sum(dim=0))
+
+
+def delta(stack: Stack, choice: Choice) -> Factors:
+    """Return factors with B·A = Σ w_i B_i A_i exactly, of rank r times the number of pieces."""
+    w, A, B = _chosen(stack, choice)
+    return Factors(A.flatten(0, 1), (w * B).transpose(0, 1).flatten(1))
+
+
+_BUILT_IN: dict[str, Merge] = dict(zip(NAMES, (factor, delta), strict=True))
+
+
+def merge(stack: Stack, weights: Mapping[int, float] | Choice, how: str) -> Factors:
+    """Merge weighted pieces of one site.
+
+    Parameters
+    ----------
+    stack : Stack
+    weights : Choice or mapping of int to float
+        Which pieces of the stack, with which weight. Gradients flow into a Choice's weights.
+    how : str
+        As ``assembly.merge``: :func:`factor`, :func:`delta` or a plug-in.
+
+    Returns
+    -------
+    Factors
+        One piece of weight 1 comes back bit for bit.
+    """
+    if not isinstance(weights, Choice):
+        weights = Choice(
+            torch.tensor(list(weights), dtype=torch.long, device=stack.A.device),
+            torch.tensor(list(weights.values()), device=stack.A.device),
+        )
+    merged: Factors = find("assembly.merge", how, _BUILT_IN)(stack, weights)
+    return merged
+
+
+def cook(recipe: Recipe, stacks: Mapping[str, Stack], how: str) -> Adapter:
+    """Return the adapter of a recipe.
+
+    Parameters
+    ----------
+    recipe : Recipe
+    stacks : mapping of str to Stack
+        The pool that the recipe was made from.
+    how : str
+        As in :func:`merge`.
+
+    Returns
+    -------
+    Adapter
+    """
+    return {
+        site: merge(
+            stacks[site],
+            {stacks[site].sharers.index(sharer): weight for sharer, weight in weights.items()},
+            how,
+        )
+        for site, weights in recipe.items()
+    }
+
+
+def whole(weights: Mapping[str, float], stacks: Mapping[str, Stack]) -> Recipe:
+    """Return the recipe that weighs whole adapters: at each site those of the sharers there."""
+    return {
+        site: {sharer: weights[sharer] for sharer in stack.sharers if sharer in weights}
+        for site, stack in stacks.items()
+    }
+
+
+def normalized(recipe: Recipe) -> Recipe:
+    """Return a recipe whose weights sum to 1 at every site: not every sharer has every piece."""
+    return {
+        site: {sharer: weight / sum(weights.values()) for sharer, weight in weights.items()}
+        for site, weights in recipe.items()
+    }
+
+
+def recipe_bytes(recipe: Recipe) -> int:
+    """Return what a recipe takes to store: a 32-bit piece number and a 32-bit weight each."""
+    return 8 * sum(map(len, recipe.values()))
+
+
+def keep(stacks: Mapping[str, Stack], sharers: Iterable[str]) -> dict[str, Stack]:
+    """Return the pool with these sharers' pieces only; sites without any are left out."""
+    wanted = set(sharers)
+    kept = {}
+    for site, stack in stacks.items():
+        at = [i for i, sharer in enumerate(stack.sharers) if sharer in wanted]
+        if at:
+            names = tuple(stack.sharers[i] for i in at)
+            kept[site] = Stack(names, stack.A[at], stack.B[at], stack.gates[at])
+    return kept
+
+
+def on_device(stacks: Mapping[str, Stack], device: torch.device) -> dict[str, Stack]:
+    """Return the pool with its tensors on a device."""
+    return {
+        site: Stack(s.sharers, s.A.to(device), s.B.to(device), s.gates.to(device))
+        for site, s in stacks.items()
+    }
+
+
+def _chosen(stack: Stack, choice: Choice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    A, B = stack.A[choice.indices], stack.B[choice.indices]
+    return choice.weights.to(A.dtype)[:, None, None], A, B
