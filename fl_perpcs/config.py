@@ -59,6 +59,8 @@ class RunSection(Section):
     """Seconds without any reply after which a phase fails."""
     window: Positive = 16
     """Messages under way at once."""
+    report: StrictBool = True
+    """Write ``report.html`` at the end."""
 
 
 class StrategySection(Section):

@@ -5,7 +5,7 @@ with more queries count for more; each user's own value is there too.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -101,16 +101,13 @@ def result_table(
         :data:`COSTS`) and ``gain``: the share of OPPU's gain over the base LLM in the main
         metric, or None without both.
     """
-    methods: dict[str, list[Row]] = {}
-    for row in rows:
-        if row["phase"].startswith(PREFIX) and "tokens" in row:
-            methods.setdefault(row["phase"].removeprefix(PREFIX), []).append(row)
+    methods = reports_by_method(rows)
     table: list[Row] = []
     # From no personalization to one adapter per user, whatever ran first.
     order = sorted(methods, key=lambda method: (method == "oppu") - (method == "base"))
     for method in order:
         reports = methods[method]
-        sums = _sums(reports, answers.get(method, ()), task)
+        sums = user_sums(reports, answers.get(method, ()), task)
         overall = {name: found.overall() for name, found in sums.items()}
         table.append(
             {
@@ -121,9 +118,7 @@ def result_table(
                 "loss": overall.pop(LOSS),
                 "metrics": {name: value for name, value in overall.items() if value is not None},
                 "intervals": _intervals(sums, draw_users(len(reports), resamples, seed)),
-                "costs": {
-                    cost: sum(row.get(cost, 0) for row in reports) / len(reports) for cost in COSTS
-                },
+                "costs": mean_costs(reports),
                 "by_user": _by_user([row["user"] for row in reports], sums),
             }
         )
@@ -132,6 +127,20 @@ def result_table(
     for row in table:
         row["gain"] = _gain(values, row["method"])
     return table
+
+
+def reports_by_method(rows: Iterable[Row]) -> dict[str, list[Row]]:
+    """Return for each method what its targets reported, out of the lines of ``metrics.jsonl``."""
+    methods: dict[str, list[Row]] = {}
+    for row in rows:
+        if row["phase"].startswith(PREFIX) and "tokens" in row:
+            methods.setdefault(row["phase"].removeprefix(PREFIX), []).append(row)
+    return methods
+
+
+def mean_costs(reports: Sequence[Row]) -> dict[str, float]:
+    """Return the mean over targets of each of :data:`COSTS`."""
+    return {cost: sum(row.get(cost, 0) for row in reports) / len(reports) for cost in COSTS}
 
 
 def history_dropped(rows: Sequence[Row]) -> dict[str, int]:
@@ -196,7 +205,7 @@ def write_results(setting: "Setting", task: Task) -> list[Row]:
     return table
 
 
-def _sums(reports: Sequence[Row], answers: Sequence[Row], task: Task) -> dict[str, Sums]:
+def user_sums(reports: Sequence[Row], answers: Sequence[Row], task: Task) -> dict[str, Sums]:
     """Return what the loss and the task's metrics are made of, users as in the reports."""
     tokens = np.array([row["tokens"] for row in reports], dtype=float)
     loss = np.array([row["loss"] for row in reports], dtype=float) * tokens

@@ -75,7 +75,8 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     setting = Setting(config, run, members, roles, spec, adapter)
     run_phases(with_references(setting, strategy), user_grid, config.seed)
     write_results(setting, task)
-    write_report(run.folder)
+    if config.run.report:
+        write_report(run.folder)
 
 
 def hello(grid: Grid, timeout: float) -> Members:

@@ -1,1 +1,11 @@
-"""Studies: what to run, what to compare, what to plot."""
+"""Studies: what to run, what to compare, what to plot.
+
+==========  ===================================================================
+study       what a study file says, and whether it can be run
+running     its runs, one after another; those that are finished are not repeated
+scoring     from run folders to one table, with paired intervals
+drawing     figures
+compare     methods side by side: ``python -m simulations.compare STUDY``
+ablate      one setting at a time: ``python -m simulations.ablate STUDY``
+==========  ===================================================================
+"""

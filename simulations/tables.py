@@ -1,0 +1,60 @@
+"""A study's table, as Markdown."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_perpcs.results import LOSS, titled
+
+Row = Mapping[str, Any]
+
+
+def comparison_table(rows: Sequence[Row], metric: str, baseline: str) -> str:
+    """Return methods down, and across: metric and loss with 95 % intervals, gains and costs."""
+    names = list(dict.fromkeys((LOSS, metric)))
+    heads = ["method"]
+    for name in names:
+        heads += [
+            titled(name),
+            f"{name}: difference to {baseline}",
+            f"{name}: share of OPPU's gain",
+        ]
+    heads += ["trained numbers", "examples back", "examples forward", "stored bytes"]
+    lines = [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 1))]
+    for row in rows:
+        cells = [str(row["method"])]
+        for name in names:
+            found = row["scores"][name]
+            cells.append(f"{found['value']:.3f} {_range(found['interval'])}")
+            same = row["method"] == baseline
+            cells.append("" if same else _signed(found))
+            gain = found["gain"]
+            cells.append("" if gain is None else f"{gain:.0%} {_percents(found['gain_interval'])}")
+        costs = row["costs"]
+        cells += [
+            f"{costs[cost]:,.0f}"
+            for cost in (
+                "trained-parameters",
+                "backward-examples",
+                "forward-examples",
+                "stored-bytes",
+            )
+        ]
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _range(ends: Sequence[float]) -> str:
+    return f"[{ends[0]:.3f}, {ends[1]:.3f}]"
+
+
+def _signed(found: Mapping[str, Any]) -> str:
+    low, high = found["difference_interval"]
+    return f"{found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
+
+
+def _percents(ends: Sequence[float]) -> str:
+    return f"[{ends[0]:.0%}, {ends[1]:.0%}]"
