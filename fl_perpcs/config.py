@@ -163,13 +163,21 @@ class LoraSection(Section):
     rank: Positive = 8
     """r, the rank of the adapters."""
     alpha: Rate = 8.0
-    """α; an adapter's update is (α/r)·B·A."""
+    """α; an adapter's update is (α/r)·B·A, or (α/√r)·B·A with ``rslora``."""
+    variant: Literal["lora", "rslora", "dora", "ia3"] = "lora"
+    """``lora`` or ``rslora`` (Kalajdzievski, 2023); ``dora`` and ``ia3`` are refused: they do not
+    break into pieces."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.05
     """Dropout before A while training."""
     target_modules: str = "q_proj,k_proj,v_proj,o_proj"
     """Module names, comma-separated; a site is one of them in one layer."""
     init: Literal["shared", "own"] = "shared"
     """``shared``: every adapter starts from the same A; ``own``: one A per user."""
+
+    @property
+    def scale(self) -> float:
+        """What an adapter's B·A is multiplied by."""
+        return self.alpha / (self.rank**0.5 if self.variant == "rslora" else self.rank)
 
 
 class FitSection(Section):
@@ -404,6 +412,13 @@ class Config(Section):
         return _flatten(self.model_dump(by_alias=True))
 
 
+NO_PIECES = {
+    "dora": "it rescales each output by the norm of W + BA, so the sum of two pieces is no piece"
+    " of a sum, and a gate on the adapter's input has no place",
+    "ia3": "it has no factors, only a scale for each output of a frozen module, which pool, merges"
+    " and exported adapters here do not hold",
+}
+"""PEFT methods that are not broken into pieces, and why."""
 REFERENCES = ("base", "oppu")
 SELECTIONS = ("k-means", "most-active", "random")
 SCORERS = ("published", "centred")
@@ -512,6 +527,11 @@ def _conflicts(config: Config) -> list[str]:
             problems.append(problem)
     if not config.target_modules:
         problems.append("lora.target-modules is empty; name at least one module, such as q_proj")
+    if reason := NO_PIECES.get(config.lora.variant):
+        problems.append(
+            f"lora.variant = {config.lora.variant!r} cannot be used: {reason};"
+            ' use "lora" or "rslora"'
+        )
     if config.lm.dtype == "float16" and config.lm.device == "cpu":
         problems.append(
             'lm.dtype = "float16" cannot be trained on the CPU; use float32 or bfloat16'

@@ -285,7 +285,7 @@ def adapter_digest(adapter: Adapter) -> str:
 
 
 def load_adaptation(config: Config, shapes: Mapping[str, tuple[int, int]]) -> Adapter:
-    """Read the task adapter of ``adaptation.mode = "load"``, of the config's α/r.
+    """Read the task adapter of ``adaptation.mode = "load"``, of the config's scale.
 
     Parameters
     ----------
@@ -306,7 +306,7 @@ def load_adaptation(config: Config, shapes: Mapping[str, tuple[int, int]]) -> Ad
                 f"adaptation.adapter = {str(folder)!r}: site {site!r} of shape"
                 f" {(A.shape[1], B.shape[0])} does not fit lm.name = {config.lm.name!r}"
             )
-    factor = scale / (config.lora.alpha / config.lora.rank)
+    factor = scale / config.lora.scale
     return {site: Factors(A, B * factor) for site, (A, B) in adapter.items()}
 
 
@@ -317,6 +317,7 @@ def _with_slot(base: Any, lora: LoraSection) -> PeftModel:
             LoraConfig(
                 r=lora.rank,
                 lora_alpha=lora.alpha,  # type: ignore[arg-type]  # PEFT divides it by r
+                use_rslora=lora.variant == "rslora",
                 lora_dropout=lora.dropout,
                 target_modules=words(lora.target_modules),
                 task_type="CAUSAL_LM",

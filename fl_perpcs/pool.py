@@ -34,7 +34,7 @@ class PoolSpec:
     rank : int
         r of the pieces.
     alpha : float
-        α; the update of a piece is (α/r)·B·A.
+        α; the update of a piece is (α/r)·B·A. With rsLoRA it is √r times the config's.
     shapes : dict of str to (int, int)
         (d_in, d_out) of every site of the base LLM, in the order of the forward pass.
     """

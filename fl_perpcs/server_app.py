@@ -54,7 +54,8 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     check_task(config, task)
     strategy = find_strategy(config.strategy.name)
     adapt_by = flower_strategy(config)
-    spec = PoolSpec(config.lora.rank, config.lora.alpha, site_shapes(config))
+    rank, scale = config.lora.rank, config.lora.scale
+    spec = PoolSpec(rank, scale * rank, site_shapes(config))
     members = hello(grid, config.run.timeout)
     roles = assign_roles(members, config.roles, config.seed)
     if problems := too_few(config, roles):

@@ -8,7 +8,7 @@ Guo et al., "Selective Aggregation for Low-Rank Adaptation in Federated Learning
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -32,13 +32,14 @@ class KeepingFedAvg(FedAvg):
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Add what each user kept to Flower's messages."""
-        messages = list(super().configure_train(server_round, arrays, config, grid))
-        # Replies come in the order of the messages.
-        self.order = [message.metadata.dst_node_id for message in messages]
-        for message in messages:
-            if kept := self.kept.get(message.metadata.dst_node_id):
-                message.content["kept"] = kept
-        return messages
+        self.order = []
+        # Flower's messages share one content, so each gets a new one.
+        for message in super().configure_train(server_round, arrays, config, grid):
+            node = message.metadata.dst_node_id
+            self.order.append(node)  # replies come in the order of the messages
+            kept = {"kept": self.kept[node]} if node in self.kept else {}
+            content = RecordDict({**message.content, **kept})
+            yield Message(content, node, message.metadata.message_type)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

@@ -9,7 +9,7 @@ Adaptations", NeurIPS 2024.
 from collections.abc import Iterable
 from typing import Any
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg
 
@@ -39,9 +39,9 @@ class Stacking(FedAvg):
         self.start_arrays = arrays if server_round == 1 else self.start_arrays
         base = pack_adapter(stack(self.adaptation, self.total))
         for message in super().configure_train(server_round, self.start_arrays, config, grid):
-            if base:
-                message.content[ADAPTATION] = base
-            yield message
+            content = RecordDict({**message.content, **({ADAPTATION: base} if base else {})})
+            metadata = message.metadata
+            yield Message(content, metadata.dst_node_id, metadata.message_type)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]

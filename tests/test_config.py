@@ -184,6 +184,8 @@ CONFLICTS = {
     "unknown selection": ({"sharers.selection": "best"}, "sharers.selection = 'best' is not known"),
     "unknown scorer": ({"assembly.scorer": "best"}, "use one of published, centred"),
     "unknown merge": ({"assembly.merge": "ties"}, "assembly.merge = 'ties' is not known"),
+    "DoRA": ({"lora.variant": "dora"}, "the sum of two pieces is no piece of a sum"),
+    "IA3": ({"lora.variant": "ia3"}, "it has no factors"),
     "no modules": ({"lora.target-modules": " "}, "lora.target-modules is empty"),
     "float16 on the CPU": ({"lm.dtype": "float16", "lm.device": "cpu"}, "float16"),
     "too few to sample from": (

@@ -15,7 +15,10 @@ from transformers import (
     GemmaConfig,
     GPT2Config,
     MistralConfig,
+    Phi3Config,
+    PhiConfig,
     Qwen2Config,
+    Qwen3Config,
 )
 
 from fl_perpcs import pieces as pieces_module
@@ -324,6 +327,9 @@ FAMILIES = {
     ),
     "qwen2": (Qwen2Config(**LLAMA_LIKE), "q_proj,v_proj"),
     "mistral": (MistralConfig(**LLAMA_LIKE, sliding_window=4), "q_proj,o_proj"),
+    "qwen3": (Qwen3Config(**LLAMA_LIKE, head_dim=16), "q_proj,k_proj,up_proj"),
+    "phi": (PhiConfig(**LLAMA_LIKE | {"num_key_value_heads": 2}), "q_proj,dense,fc1"),
+    "phi3": (Phi3Config(**LLAMA_LIKE), "qkv_proj,o_proj"),
     "gemma": (GemmaConfig(**LLAMA_LIKE, head_dim=16), "q_proj,down_proj"),
 }
 HISTORY = [
