@@ -35,13 +35,13 @@ def write_ablations(path: Path, folder: Path) -> None:
     """Write ``ablate.json``, ``ablate.md`` and ``<key>.png`` for each key."""
     from simulations.drawing import ablation_figure
     from simulations.scoring import score_study
-    from simulations.study import ablated, load_study
+    from simulations.study import load_study
     from simulations.tables import comparison_table
 
     study = load_study(path)
     found, text = {}, []
     for key, values in study.ablations.items():
-        rows = score_study(study, folder, [ablated(key, value) for value in values])
+        rows = score_study(study, folder, [study.ablated(key, value) for value in values])
         metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
         found[key] = rows
         text.append(f"## {key}\n\n{comparison_table(rows, metric, study.baseline)}")

@@ -56,27 +56,29 @@ def run_study(study: Study, out: Path, say: Callable[[str], None], *, show: bool
 
 
 def runs_of(study: Study, out: Path) -> Iterator[tuple[Path, dict[str, Value]]]:
-    """Yield the folder and keys of each run, those that are borrowed from first."""
+    """Yield the folder and keys of each run: those that are borrowed from, then by method."""
     out = out.absolute()
     for seed in study.seeds:
-        seed_folder = out / f"seed-{seed}"
-        pool = seed_folder / POOL
+        pool = run_folder(out, seed, POOL)
         yield pool, {**study.common, **_quiet(pool), "seed": seed, "evaluation.references": ""}
-        for method, own in study.all_methods.items():
+    for method in study.all_methods:
+        for seed in study.seeds:
             folder = run_folder(out, seed, method)
-            values = {
-                "evaluation.references": "",
-                **study.values(seed, method),
-                **_quiet(folder),
-            }
-            if shares_adaptation(own) and values.get("adaptation.mode", "federated") != "none":
-                values["adaptation.mode"] = "load"
-                values["adaptation.adapter"] = str(pool / "adaptation")
-            if shares_pool(own):
-                values["sharers.pool"] = str(pool / "pool")
-            if values.get("strategy.name") == "pag":
-                values.setdefault("prompts.profiles", str(seed_folder / "profiles.json"))
-            yield folder, values
+            yield folder, {**_borrowed(study, out, seed, method), **_quiet(folder)}
+
+
+def _borrowed(study: Study, out: Path, seed: int, method: str) -> dict[str, Value]:
+    """Return a method's keys, with the adaptation and pool that its own keys leave alone."""
+    pool, own = run_folder(out, seed, POOL), study.all_methods[method]
+    values = {"evaluation.references": "", **study.values(seed, method)}
+    if shares_adaptation(own) and values.get("adaptation.mode", "federated") == "federated":
+        values["adaptation.mode"] = "load"
+        values["adaptation.adapter"] = str(pool / "adaptation")
+    if shares_pool(own):
+        values["sharers.pool"] = str(pool / "pool")
+    if values.get("strategy.name") == "pag":
+        values.setdefault("prompts.profiles", str(pool.parent / "profiles.json"))
+    return values
 
 
 def run_folder(out: Path, seed: int, method: str) -> Path:

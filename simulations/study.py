@@ -84,16 +84,16 @@ class Study(BaseModel):
         """The methods, and the baseline with each value of each ablation."""
         own = self.methods[self.baseline]
         tried = {
-            ablated(key, value): {**own, key: value}
+            self.ablated(key, value): {**own, key: value}
             for key, values in self.ablations.items()
             for value in values
         }
-        return {**self.methods, **tried}
+        return {**tried, **self.methods}
 
-
-def ablated(key: str, value: Value) -> str:
-    """Return the name of the baseline with another value of a key."""
-    return f"{key} = {value}"
+    def ablated(self, key: str, value: Value) -> str:
+        """Return the method that is the baseline with a value of a key: itself if it has it."""
+        start = {**Config().flat(), **self.common, **self.methods[self.baseline]}
+        return self.baseline if start[key] == value else f"{key} = {value}"
 
 
 def load_study(path: Path) -> Study:
