@@ -51,8 +51,10 @@ def write_comparison(path: Path, folder: Path) -> None:
     quality_figure(
         rows, list(dict.fromkeys((LOSS, metric))), study.baseline, folder / "quality.png"
     )
-    if all(row["scores"][metric]["gain"] is not None for row in rows):
-        cost_figure(rows, metric, folder / "costs.png")
+    for name in (metric, LOSS):
+        if all(row["scores"][name]["gain"] is not None for row in rows):
+            cost_figure(rows, name, folder / "costs.png")
+            break
     choices, notes = {}, {}
     for method in study.hubness:
         choices[method] = first_choices(study, folder, method)
