@@ -11,17 +11,17 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from fl_perpcs.config import Config
+from fl_perpcs.config import REFERENCES, Config
 from fl_perpcs.report.facts import Facts, by_group, gains, is_number
 from fl_perpcs.report.heatmaps import choices_figure, layers_figure
 from fl_perpcs.report.plots import gains_figure, hubs_figure, method_name
-from fl_perpcs.results import ANSWERS, LOSS, titled
+from fl_perpcs.results import ANSWERS, COSTS, LOSS, titled
 
 NONE = "\N{EN DASH}"
 ROLES = {
     "base": ("base users", "adapt the base LLM to the task"),
     "candidates": ("candidates", "may be selected as sharers"),
-    "targets": ("targets", "assemble an adapter from the pool and are evaluated"),
+    "targets": ("targets", "are served and evaluated"),
 }
 
 
@@ -41,6 +41,7 @@ def render_page(facts: Facts) -> str:
         intervals=any(row.get("intervals") for row in facts.results.get("methods", [])),
         date=str(facts.versions.get("started", "")).replace("T", " ")[:16],
         tiles=tiles(facts),
+        paid=COSTS if all("costs" in r for r in facts.results.get("methods", [])) else (),
         table=result_table(facts),
         metrics=metric_names(facts),
         figures=figures(facts),
@@ -119,18 +120,18 @@ def tiles(facts: Facts) -> list[tuple[str, str]]:
     """Return the run in a few numbers: (value, what it is)."""
     rows = {row["method"]: row for row in facts.results.get("methods", [])}
     found = []
-    gain = rows.get("assembled", {}).get("gain")
-    if is_number(gain):
-        text = f"of OPPU's gain in {facts.main_metric}, by the assembled adapter"
-        found.append((percent(gain), text))
-    base, assembled = rows.get("base"), rows.get("assembled")
-    if base and assembled:
-        change = f"{number(base.get('loss'))} → {number(assembled.get('loss'))}"
-        found.append((change, "loss per response token, base LLM → assembled"))
+    base = rows.get("base")
+    own = next((row for name, row in rows.items() if name not in REFERENCES), None)
+    if own and is_number(own.get("gain")):
+        found.append((percent(own["gain"]), f"of OPPU's gain in {facts.main_metric}"))
+    if base and own:
+        name = method_name(own["method"])
+        change = f"{number(base.get('loss'))} → {number(own.get('loss'))}"
+        found.append((change, f"loss per response token, base LLM → {name}"))
         metric = facts.main_metric
         if metric != LOSS and metric in base.get("metrics", {}):
-            before, after = (row.get("metrics", {}).get(metric) for row in (base, assembled))
-            found.append((f"{number(before)} → {number(after)}", f"{metric}, base → assembled"))
+            before, after = (row.get("metrics", {}).get(metric) for row in (base, own))
+            found.append((f"{number(before)} → {number(after)}", f"{metric}, base LLM → {name}"))
     if facts.choices and facts.choices.groups_differ:
         first, same = facts.choices.first, facts.choices.same_group
         text = f"of first choices from the target's own group (chance {percent(same.mean())})"
@@ -319,6 +320,10 @@ code { font: .85em ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", monospace
 <thead><tr><th>method</th><th class="n">loss per<br>response token ↓</th>
 {% for metric in metrics %}<th class="n">{{ metric | titled }}</th>{% endfor %}
 <th class="n">share of<br>OPPU's gain</th><th class="n">users with<br>a lower loss</th>
+{% if paid %}
+<th class="n">examples<br>forward</th><th class="n">examples<br>back</th>
+<th class="n">trained<br>numbers</th><th class="n">stored<br>bytes</th>
+{% endif %}
 <th class="n">users</th><th class="n">queries</th>
 {% if dropped %}<th class="n">of them<br>dropped</th>{% endif %}</tr></thead>
 <tbody>
@@ -331,6 +336,11 @@ code { font: .85em ui-monospace, "SFMono-Regular", "DejaVu Sans Mono", monospace
 <small>{{ intervals.get(metric) | ends }}</small></td>
 {% endfor %}
 <td class="n">{{ row.gain | percent }}</td><td class="n">{{ row.helped }}</td>
+{% if paid %}
+{% for cost in paid %}
+<td class="n">{{ row.costs[cost] | round | int | number }}</td>
+{% endfor %}
+{% endif %}
 <td class="n">{{ row.users | number }}</td><td class="n">{{ row.queries | number }}</td>
 {% if dropped %}<td class="n">{{ row.get("dropped", 0) | number }}</td>{% endif %}</tr>
 {% endfor %}
@@ -342,6 +352,8 @@ over users{% endif %}. An arrow ↓ marks what is better when lower.
 {% if dropped %}Dropped queries do not fit <code>lm.max-length</code> with their gold outputs and
 have no part in the loss. {% endif %}
 OPPU is one adapter per user, trained on that user's history.
+{% if paid %}Examples (forward and back through the base LLM), trained numbers and bytes are what a
+target pays before its first query, on average. {% endif %}
 {% if metrics %}Shares of OPPU's gain over the base LLM are in
 {{ facts.main_metric }}.
 {% else %}Nothing was answered: the response loss is the measure.

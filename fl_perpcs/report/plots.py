@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
+from fl_perpcs.config import REFERENCES
 from fl_perpcs.report.drawing import COLOR, PERCENT, STYLE, bare, inline_svg, short
 from fl_perpcs.report.facts import BASE, Choices, Scores, gains
 from fl_perpcs.results import LOSS, lower_is_better
@@ -77,8 +78,9 @@ def gains_figure(found: Scores, methods: Sequence[str], metric: str, users: Sequ
 
 
 def _by_gain(table: Mapping[str, Mapping[str, float]], users: Sequence[str]) -> list[str]:
-    """Return the users in a table, those first who gain most from the assembled adapter."""
-    leading = table.get("assembled", next(iter(table.values())))
+    """Return the users in a table, those first who gain most from the strategy's own method."""
+    own = [method for method in table if method not in REFERENCES]
+    leading = table[own[0]] if own else next(iter(table.values()))
     shown = [user for user in users if any(user in own for own in table.values())]
     return sorted(shown, key=lambda user: -leading.get(user, -np.inf))
 
