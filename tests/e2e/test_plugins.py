@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_runs import BIN, ROOT, SMALL
+from real_runs import BIN, ROOT, SMALL
 
 pytestmark = pytest.mark.e2e
 

@@ -5,32 +5,15 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from real_runs import BIN, ROOT, SMALL
 
 from fl_perpcs.runs import read_lines
 
 pytestmark = pytest.mark.e2e
-
-ROOT = Path(__file__).parents[2]
-BIN = Path(sys.executable).parent
-SMALL = {
-    "data.users": 14,
-    "data.history": 16,
-    "data.queries": 6,
-    "roles.base": 2,
-    "roles.candidates": 8,
-    "roles.targets": 4,
-    "sharers.count": 4,
-    "sharers.min-history": 4,
-    "adaptation.rounds": 1,
-    "adaptation.steps": 3,
-    "adapter.steps": 6,
-    "gates.steps": 6,
-}
 
 
 def words(values: dict) -> list[str]:

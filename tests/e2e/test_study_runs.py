@@ -4,7 +4,7 @@ import subprocess
 import sys
 
 import pytest
-from test_runs import ROOT, SMALL
+from real_runs import ROOT, SMALL
 
 from fl_perpcs.runs import read_json
 
