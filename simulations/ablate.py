@@ -44,7 +44,7 @@ def write_ablations(path: Path, folder: Path) -> None:
         rows = score_study(study, folder, [study.ablated(key, value) for value in values])
         metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
         found[key] = rows
-        text.append(f"## {key}\n\n{comparison_table(rows, metric, study.baseline)}")
+        text.append(f"## {key}\n\n{comparison_table(rows, metric)}")
         title = study.titles.get(key, key)
         ablation_figure(title, values, rows, metric, folder / f"{key}.png")
     write_atomically(folder / "ablate.json", json.dumps(found, indent=1))

@@ -41,16 +41,16 @@ def write_comparison(path: Path, folder: Path) -> None:
     from simulations.drawing import cost_figure, hubness_figure, quality_figure
     from simulations.scoring import first_choices, own_group_share, score_study
     from simulations.study import load_study
-    from simulations.tables import comparison_table
+    from simulations.tables import comparison_table, rival_table
 
     study = load_study(path)
     rows = score_study(study, folder)
     metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
     write_atomically(folder / "compare.json", json.dumps(rows, indent=1))
-    write_atomically(folder / "compare.md", comparison_table(rows, metric, study.baseline))
-    quality_figure(
-        rows, list(dict.fromkeys((LOSS, metric))), study.baseline, folder / "quality.png"
-    )
+    metrics = list(dict.fromkeys((LOSS, metric)))
+    text = f"{comparison_table(rows, metric)}\n{rival_table(rows, metrics)}"
+    write_atomically(folder / "compare.md", text)
+    quality_figure(rows, metrics, study.baseline, folder / "quality.png")
     for name in (metric, LOSS):
         if all(row["scores"][name]["gain"] is not None for row in rows):
             cost_figure(rows, name, folder / "costs.png")

@@ -14,7 +14,7 @@ import numpy as np
 from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.intervals import LEVEL, draw_users
-from fl_perpcs.results import Sums, mean_costs, reports_by_method, user_sums
+from fl_perpcs.results import Sums, lower_is_better, mean_costs, reports_by_method, user_sums
 from fl_perpcs.runs import open_run, read_json, read_lines
 from fl_perpcs.seeds import derive_seed
 from simulations.running import run_folder
@@ -83,12 +83,15 @@ def score_study(study: Study, out: Path, methods: Sequence[str] | None = None) -
     -------
     list of dict
         ``method``, ``units``, ``costs`` and, for the loss and each metric under ``scores``:
-        ``value``, its ``interval``, the ``difference`` to the baseline and its interval, and the
-        ``gain``, the share of OPPU's gain over the base LLM, with its interval. Intervals hold 95 %
-        of the bootstrap draws of users; gains are None where the study has no base LLM or OPPU.
+        ``value``, its ``interval``, ``against`` (for the baseline and each rival the ``difference``
+        to it, its ``interval``, and ``better``, the number of units that this method serves
+        better) and the ``gain``, the share of OPPU's gain over the base LLM, with its interval.
+        Intervals hold 95 % of the bootstrap draws of users; gains are None where the study has no
+        base LLM or OPPU.
     """
     names = list(methods or study.methods)
-    wanted = list(dict.fromkeys([*names, study.baseline]))
+    rivals = list(dict.fromkeys([study.baseline, *study.rivals]))
+    wanted = list(dict.fromkeys([*names, *rivals]))
     wanted += [m for m in (study.base, study.oppu) if m in study.methods and m not in wanted]
     scores = {method: read_scores(study, out, method) for method in wanted}
     units = scores[study.baseline].units
@@ -107,8 +110,14 @@ def score_study(study: Study, out: Path, methods: Sequence[str] | None = None) -
             row["scores"][metric] = {
                 "value": float(values[method]),
                 "interval": _ends(drawn[method]),
-                "difference": float(values[method] - values[study.baseline]),
-                "difference_interval": _ends(drawn[method] - drawn[study.baseline]),
+                "against": {
+                    rival: {
+                        "difference": float(values[method] - values[rival]),
+                        "interval": _ends(drawn[method] - drawn[rival]),
+                        "better": _better(metric, scores[method], scores[rival]),
+                    }
+                    for rival in rivals
+                },
                 **_gain(study, method, values, drawn),
             }
     return rows
@@ -157,6 +166,13 @@ def _value(sums: Sums, draws: np.ndarray | None) -> np.ndarray:
         return sums.value(sums.sums.sum(0), sums.counts.sum())
     drawn = np.einsum("ru,us->rs", draws.astype(float), sums.sums)
     return sums.value(drawn, draws @ sums.counts)
+
+
+def _better(metric: str, own: Scores, rival: Scores) -> int:
+    """Count the units that a method serves better than another."""
+    pairs = zip(own.sums[metric].by_user(), rival.sums[metric].by_user(), strict=True)
+    sign = -1 if lower_is_better(metric) else 1
+    return sum(sign * a > sign * b for a, b in pairs if a is not None and b is not None)
 
 
 def _ends(values: np.ndarray) -> list[float]:

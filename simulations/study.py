@@ -48,7 +48,9 @@ class Study(BaseModel):
         A file in ``configs/`` without its ending, or a path from the study file's folder.
     seeds : list of int
     baseline : str
-        The method that others are compared with.
+        The method that others are compared with, and that ablations change.
+    rivals : list of str
+        More methods to compare all others with.
     base, oppu : str
         The methods between which gains are told.
     common : dict of str to value
@@ -67,6 +69,7 @@ class Study(BaseModel):
     config: str = "demo"
     seeds: Annotated[list[int], Field(min_length=1)]
     baseline: str
+    rivals: list[str] = []
     base: str = "base LLM"
     oppu: str = "OPPU"
     common: dict[str, Value] = {}
@@ -115,7 +118,7 @@ def load_study(path: Path) -> Study:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise PerPcsError(f"{path} is not a study: {problems}") from None
-    for method in (study.baseline, *study.hubness):
+    for method in (study.baseline, *study.rivals, *study.hubness):
         if method not in study.methods:
             raise PerPcsError(f"{path}: {method!r} is none of the methods {[*study.methods]}")
     start = read_config_file(_config_path(study.config, path.parent))

@@ -8,16 +8,12 @@ from fl_perpcs.results import LOSS, titled
 Row = Mapping[str, Any]
 
 
-def comparison_table(rows: Sequence[Row], metric: str, baseline: str) -> str:
+def comparison_table(rows: Sequence[Row], metric: str) -> str:
     """Return methods down, and across: metric and loss with 95 % intervals, gains and costs."""
     names = list(dict.fromkeys((LOSS, metric)))
     heads = ["method"]
     for name in names:
-        heads += [
-            titled(name),
-            f"{name}: difference to {baseline}",
-            f"{name}: share of OPPU's gain",
-        ]
+        heads += [titled(name), f"{name}: share of OPPU's gain"]
     heads += ["trained numbers", "examples back", "examples forward", "stored bytes"]
     lines = [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 1))]
     for row in rows:
@@ -25,8 +21,6 @@ def comparison_table(rows: Sequence[Row], metric: str, baseline: str) -> str:
         for name in names:
             found = row["scores"][name]
             cells.append(f"{found['value']:.3f} {_range(found['interval'])}")
-            same = row["method"] == baseline
-            cells.append("" if same else _signed(found))
             gain = found["gain"]
             cells.append("" if gain is None else f"{gain:.0%} {_percents(found['gain_interval'])}")
         costs = row["costs"]
@@ -43,6 +37,21 @@ def comparison_table(rows: Sequence[Row], metric: str, baseline: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def rival_table(rows: Sequence[Row], metrics: Sequence[str]) -> str:
+    """Return methods down and rivals across: paired differences, and units served better."""
+    rivals = list(rows[0]["scores"][metrics[0]]["against"])
+    heads = [f"{metric} against {rival}" for metric in metrics for rival in rivals]
+    lines = [_line(["method", *heads]), _line(["---"] + ["---:"] * len(heads))]
+    for row in rows:
+        cells = [str(row["method"])]
+        for metric in metrics:
+            for rival, found in row["scores"][metric]["against"].items():
+                own = rival == row["method"]
+                cells.append("" if own else f"{_signed(found)}, {found['better']}/{row['units']}")
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
 def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cells) + " |"
 
@@ -52,7 +61,7 @@ def _range(ends: Sequence[float]) -> str:
 
 
 def _signed(found: Mapping[str, Any]) -> str:
-    low, high = found["difference_interval"]
+    low, high = found["interval"]
     return f"{found['difference']:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 

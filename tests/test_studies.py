@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 from test_federation import federation
 
 from fl_perpcs import server_app
@@ -39,13 +40,12 @@ def write_study(small_config, tmp_path):
             "name": "small",
             "seeds": [0, 1],
             "baseline": "Published",
+            "rivals": ["OPPU"],
             "hubness": ["Published", "Rerank"],
             "common": common,
             "methods": METHODS,
             **changes,
         }
-        import tomli_w
-
         (tmp_path / "study.toml").write_text(tomli_w.dumps(study))
         return tmp_path / "study.toml"
 
@@ -88,7 +88,7 @@ def test_the_studies_here_can_be_run(path):
 )
 def test_a_study_that_cannot_be_run_is_refused(write_study, changes, told):
     with pytest.raises(PerPcsError, match=told):
-        load_study(write_study(**{"hubness": [], **changes}))
+        load_study(write_study(**{"hubness": [], "rivals": [], **changes}))
 
 
 def test_what_is_no_study_is_refused(tmp_path):
@@ -122,7 +122,8 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     assert list(rows) == list(METHODS)
     assert rows["Published"]["units"] == 2 * 3
     for metric, found in rows["Published"]["scores"].items():
-        assert found["difference"] == 0 and found["difference_interval"] == [0, 0]
+        assert found["against"]["Published"] == {"difference": 0, "interval": [0, 0], "better": 0}
+        assert 0 <= rows["OPPU"]["scores"][metric]["against"]["Published"]["better"] <= 6
         assert rows["base LLM"]["scores"][metric]["gain"] in (0, None)
         assert rows["OPPU"]["scores"][metric]["gain"] in (1, None)
         low, high = found["interval"]
