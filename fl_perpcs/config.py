@@ -419,6 +419,8 @@ NO_PIECES = {
     " and exported adapters here do not hold",
 }
 """PEFT methods that are not broken into pieces, and why."""
+NEEDED = {"rag": "prompts.retrieve", "pag": "prompts.profiles"}
+"""Strategies that are nothing without some key."""
 REFERENCES = ("base", "oppu")
 SELECTIONS = ("k-means", "most-active", "random")
 SCORERS = ("published", "centred")
@@ -517,6 +519,11 @@ def _conflicts(config: Config) -> list[str]:
         problems.append(
             f"evaluation.references = {config.evaluation.references!r}; expected a comma-separated"
             f" list out of {', '.join(REFERENCES)}, or nothing"
+        )
+    if (needed := NEEDED.get(config.strategy.name)) and not flat[needed]:
+        problems.append(
+            f"strategy.name = {config.strategy.name!r} needs {needed};"
+            " without it, it is the base LLM"
         )
     for key, known in (
         ("sharers.selection", SELECTIONS),

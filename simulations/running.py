@@ -69,15 +69,15 @@ def runs_of(study: Study, out: Path) -> Iterator[tuple[Path, dict[str, Value]]]:
 
 def _borrowed(study: Study, out: Path, seed: int, method: str) -> dict[str, Value]:
     """Return a method's keys, with the adaptation and pool that its own keys leave alone."""
-    pool, own = run_folder(out, seed, POOL), study.all_methods[method]
-    values = {"evaluation.references": "", **study.values(seed, method)}
+    pool, own = run_folder(out, seed, POOL), dict(study.all_methods[method])
+    if own.get("strategy.name") == "pag":
+        own.setdefault("prompts.profiles", str(pool.parent / "profiles.json"))
+    values = {"evaluation.references": "", **study.common, **own, "seed": seed}
     if shares_adaptation(own) and values.get("adaptation.mode", "federated") == "federated":
         values["adaptation.mode"] = "load"
         values["adaptation.adapter"] = str(pool / "adaptation")
     if shares_pool(own):
         values["sharers.pool"] = str(pool / "pool")
-    if values.get("strategy.name") == "pag":
-        values.setdefault("prompts.profiles", str(pool.parent / "profiles.json"))
     return values
 
 

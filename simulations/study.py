@@ -125,7 +125,10 @@ def load_study(path: Path) -> Study:
     study = study.model_copy(update={"common": absolute_paths({**start, **study.common})})
     for method in study.all_methods:
         try:
-            load_config(study.values(study.seeds[0], method))
+            values = study.values(study.seeds[0], method)
+            if values.get("strategy.name") == "pag":  # the study lets profiles be written
+                values.setdefault("prompts.profiles", "/profiles.json")
+            load_config(values)
         except PerPcsError as error:
             raise PerPcsError(f"{path}: method {method!r}: {error}") from None
     return study

@@ -184,6 +184,8 @@ CONFLICTS = {
     "unknown selection": ({"sharers.selection": "best"}, "sharers.selection = 'best' is not known"),
     "unknown scorer": ({"assembly.scorer": "best"}, "use one of published, centred"),
     "unknown merge": ({"assembly.merge": "ties"}, "assembly.merge = 'ties' is not known"),
+    "RAG without retrieval": ({"strategy.name": "rag"}, "'rag' needs prompts.retrieve"),
+    "PAG without profiles": ({"strategy.name": "pag"}, "'pag' needs prompts.profiles"),
     "DoRA": ({"lora.variant": "dora"}, "the sum of two pieces is no piece of a sum"),
     "IA3": ({"lora.variant": "ia3"}, "it has no factors"),
     "no modules": ({"lora.target-modules": " "}, "lora.target-modules is empty"),

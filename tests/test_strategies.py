@@ -95,14 +95,6 @@ def test_every_strategy_runs_and_again_gives_the_same_bytes(name, small_config, 
     assert len(read_lines(answers)) == 3 * 2
 
 
-@pytest.mark.parametrize(
-    ("name", "key"), [("rag", "prompts.retrieve > 0"), ("pag", "prompts.profiles")]
-)
-def test_a_strategy_on_prompts_says_which_key_it_needs(name, key, small_config):
-    with pytest.raises(PerPcsError, match=key):
-        federation(small_config({"strategy.name": name}))
-
-
 def test_fedavg_with_one_client_is_local_training(small_config):
     changes = {"sharers.count": 1, "averaging.rounds": 1, "averaging.steps": 3}
     config, sent = spied(small_config({**changes, "strategy.name": "fedavg-lora"}))
