@@ -1,11 +1,8 @@
 """Gradient-free weights of whole adapters (Huang et al., "LoraHub", COLM 2024)."""
 
-from flwr.app import Message, RecordDict
-
-from fl_perpcs.assembly import Recipe
-from fl_perpcs.messages import pack_pool, recipe_of
-from fl_perpcs.phases import Phases, Setting, evaluation
-from strategies.sharing import pool_of
+from fl_perpcs.messages import pack_pool
+from fl_perpcs.phases import Phases, Setting
+from strategies.sharing import pool_of, with_recipes
 
 
 def lorahub(setting: Setting) -> Phases:
@@ -15,10 +12,4 @@ def lorahub(setting: Setting) -> Phases:
     """
     pool = yield from pool_of(setting)
     content = pack_pool(pool.stacks(), pool.fingerprint)
-    recipes: dict[str, Recipe] = {}
-
-    def keep(user: str, reply: Message) -> None:
-        recipes[user] = recipe_of(reply)
-
-    yield evaluation(setting, "lorahub", lambda user: RecordDict({**content}), keep)
-    setting.run.write_json("recipes.json", recipes)
+    yield from with_recipes(setting, "lorahub", content, "lorahub")

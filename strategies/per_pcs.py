@@ -3,12 +3,11 @@
 from collections.abc import Generator
 
 import torch
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
-from fl_perpcs.assembly import Recipe
-from fl_perpcs.messages import pack_pool, pack_tensors, recipe_of, unpack_tensors
-from fl_perpcs.phases import Phase, Phases, Setting, evaluation
-from strategies.sharing import pool_of
+from fl_perpcs.messages import pack_pool, pack_tensors, unpack_tensors
+from fl_perpcs.phases import Phase, Phases, Setting
+from strategies.sharing import pool_of, with_recipes
 
 
 def per_pcs(setting: Setting) -> Phases:
@@ -23,13 +22,7 @@ def per_pcs(setting: Setting) -> Phases:
     if setting.config.assembly.scorer != "published":
         population = yield from population_of(setting)
         content["population"] = pack_tensors(population)
-    recipes: dict[str, Recipe] = {}
-
-    def keep(user: str, reply: Message) -> None:
-        recipes[user] = recipe_of(reply)
-
-    yield evaluation(setting, "assembled", lambda user: RecordDict({**content}), keep)
-    setting.run.write_json("recipes.json", recipes)
+    yield from with_recipes(setting, "assembled", content, "assembled")
 
 
 def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Tensor]]:

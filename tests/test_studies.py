@@ -117,7 +117,7 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     study = load_study(path)
     run_study(study, out, lambda line: None)
     assert len(launched) == 2 * 8
-    write_comparison(path, out)
+    write_comparison(study, out)
     rows = {row["method"]: row for row in json.loads((out / "compare.json").read_text())}
     assert list(rows) == list(METHODS)
     assert rows["Published"]["units"] == 2 * 3
@@ -152,7 +152,7 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     (out / "seed-1" / "rerank" / "results.json").unlink()
     run_study(study, out, lambda line: None)
     assert [folder.name for folder in launched] == ["rerank"]
-    write_comparison(path, out)
+    write_comparison(study, out)
     assert (out / "compare.md").read_text() == text
 
     # Another setting in the same folder is refused, not mixed in.
@@ -177,7 +177,7 @@ def test_ablations_take_the_baseline_where_it_has_the_value(write_study, launche
             "sharers.selection-=-random",
         ]
     )
-    write_ablations(path, tmp_path / "out")
+    write_ablations(load_study(path), tmp_path / "out")
     found = read_json(tmp_path / "out" / "ablate.json")
     assert [row["method"] for row in found["assembly.top-k"]] == ["assembly.top-k = 1", "Published"]
     assert {p.name for p in (tmp_path / "out").glob("*.png")} == {
