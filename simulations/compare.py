@@ -1,8 +1,8 @@
 """Compare methods: ``python -m simulations.compare STUDY [--out FOLDER]``.
 
 Every method runs once for each seed as a Flower run of its own; finished runs are not repeated, so
-that an interrupted study goes on where it stopped. The folder then gets ``compare.json``,
-``compare.md`` and figures.
+that an interrupted study goes on where it stopped. The folder then gets ``<study>.json``,
+``<study>.md`` and figures; studies may share a folder and the runs that they have in common.
 """
 
 import json
@@ -25,17 +25,17 @@ def main(study: StudyFile, out: Out = None, show: Show = False, no_run: NoRun = 
 
 
 def write_comparison(study: Study, folder: Path) -> Path:
-    """Write ``compare.json``, ``compare.md``, ``quality.png``, ``costs.png``, ``hubness.png``."""
+    """Write ``<study>.json``, ``.md``, ``-quality.png``, ``-costs.png`` and ``-hubness.png``."""
     rows = score_study(study, folder)
     metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
-    write_atomically(folder / "compare.json", json.dumps(rows, indent=1))
+    write_atomically(folder / f"{study.name}.json", json.dumps(rows, indent=1))
     metrics = list(dict.fromkeys((LOSS, metric)))
     text = f"{comparison_table(rows, metric)}\n{rival_table(rows, metrics)}"
-    write_atomically(folder / "compare.md", text)
-    quality_figure(rows, metrics, study.baseline, folder / "quality.png")
+    write_atomically(folder / f"{study.name}.md", text)
+    quality_figure(rows, metrics, study.baseline, folder / f"{study.name}-quality.png")
     for name in (metric, LOSS):
         if all(row["scores"][name]["gain"] is not None for row in rows):
-            cost_figure(rows, name, folder / "costs.png")
+            cost_figure(rows, name, folder / f"{study.name}-costs.png")
             break
     choices, notes = {}, {}
     for method in study.hubness:
@@ -43,8 +43,8 @@ def write_comparison(study: Study, folder: Path) -> Path:
         share = own_group_share(study, folder, method)
         notes[method] = "" if share is None else f"{share:.0%} from the own community"
     if choices:
-        hubness_figure(choices, notes, folder / "hubness.png")
-    return folder / "compare.md"
+        hubness_figure(choices, notes, folder / f"{study.name}-hubness.png")
+    return folder / f"{study.name}.md"
 
 
 if __name__ == "__main__":

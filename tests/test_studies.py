@@ -118,7 +118,7 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     run_study(study, out, lambda line: None)
     assert len(launched) == 2 * 8
     write_comparison(study, out)
-    rows = {row["method"]: row for row in json.loads((out / "compare.json").read_text())}
+    rows = {row["method"]: row for row in json.loads((out / "small.json").read_text())}
     assert list(rows) == list(METHODS)
     assert rows["Published"]["units"] == 2 * 3
     for metric, found in rows["Published"]["scores"].items():
@@ -139,9 +139,11 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     loss = np.average([row["loss"] for row in reports], weights=tokens)
     assert rows["OPPU"]["scores"]["loss"]["value"] == pytest.approx(loss)
     assert rows["Rerank"]["costs"]["forward-examples"] > 0
-    text = (out / "compare.md").read_text()
+    text = (out / "small.md").read_text()
     assert all(f"| {method} |" in text for method in METHODS)
-    assert {p.name for p in out.glob("*.png")} == {"quality.png", "costs.png", "hubness.png"}
+    assert {p.name for p in out.glob("*.png")} == {
+        f"small-{name}.png" for name in ("quality", "costs", "hubness")
+    }
     for seed in first_choices(study, out, "Published"):
         assert sum(seed.values()) == pytest.approx(1)
 
@@ -153,7 +155,7 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     run_study(study, out, lambda line: None)
     assert [folder.name for folder in launched] == ["rerank"]
     write_comparison(study, out)
-    assert (out / "compare.md").read_text() == text
+    assert (out / "small.md").read_text() == text
 
     # Another setting in the same folder is refused, not mixed in.
     changed = load_study(write_study(methods={**METHODS, "Rerank": {"rerank.items": 3}}))

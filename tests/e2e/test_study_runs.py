@@ -37,16 +37,16 @@ def test_a_study_goes_on_where_it_stopped(tmp_path):
         return done.stdout
 
     assert "[4/4] seed-0/published" in compare()
-    table = (tmp_path / "out" / "compare.md").read_bytes()
+    table = (tmp_path / "out" / "small.md").read_bytes()
     stopped = tmp_path / "out" / "seed-0" / "oppu"
     (stopped / "results.json").unlink()  # as if it had been killed before its end
     again = compare()
     assert "seed-0/oppu" in again and "seed-0/published" not in again
-    assert (tmp_path / "out" / "compare.md").read_bytes() == table
+    assert (tmp_path / "out" / "small.md").read_bytes() == table
     pools = [
         read_json(tmp_path / "out" / "seed-0" / run / "pool" / "manifest.json")
         for run in ("pool", "published")
     ]
     assert pools[0] == pools[1]
-    for figure in ("quality.png", "costs.png", "hubness.png"):
+    for figure in ("small-quality.png", "small-costs.png", "small-hubness.png"):
         assert (tmp_path / "out" / figure).stat().st_size > 5000
