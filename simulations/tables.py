@@ -22,7 +22,9 @@ def comparison_table(rows: Sequence[Row], metric: str) -> str:
             found = row["scores"][name]
             cells.append(f"{found['value']:.3f} {_range(found['interval'])}")
             gain = found["gain"]
-            cells.append("" if gain is None else f"{gain:.0%} {_percents(found['gain_interval'])}")
+            cells.append(
+                "" if gain is None else f"{_percent(gain)} {_percents(found['gain_interval'])}"
+            )
         costs = row["costs"]
         cells += [
             f"{costs[cost]:,.0f}"
@@ -66,4 +68,8 @@ def _signed(found: Mapping[str, Any]) -> str:
 
 
 def _percents(ends: Sequence[float]) -> str:
-    return f"[{ends[0]:.0%}, {ends[1]:.0%}]"
+    return f"[{_percent(ends[0])}, {_percent(ends[1])}]"
+
+
+def _percent(share: float) -> str:
+    return f"{round(100 * share)} %"
