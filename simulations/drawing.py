@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import EngFormatter, PercentFormatter
 
 from fl_perpcs.results import titled
 
@@ -66,6 +66,8 @@ def cost_figure(rows: Sequence[Row], metric: str, path: Path) -> None:
                     str(number), at, (3, 3), textcoords="offset points", fontsize=7, color="#444"
                 )
             axes.set_xscale("symlog", linthresh=10)
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+            axes.tick_params(axis="x", labelsize=7.5)
             axes.set_xlabel(label)
             axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         drawn[0].yaxis.set_major_formatter(PercentFormatter(1, 0))
