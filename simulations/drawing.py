@@ -117,7 +117,7 @@ def ablation_figure(
 ) -> None:
     """Draw the loss and the main metric against the values of one key."""
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(6.4, 2.6))
+        figure = Figure(figsize=(6.4, 2.4), layout="constrained")
         panels = figure.subplots(1, 2)
         for axes, name in zip(panels, ("loss", metric), strict=True):
             _errors(axes, [row["scores"][name] for row in rows])
