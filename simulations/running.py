@@ -48,7 +48,8 @@ def run_study(study: Study, out: Path, say: Callable[[str], None], *, show: bool
             continue
         say(f"[{number}/{len(wanted)}] {name} …")
         if profiles := values.get("prompts.profiles"):
-            config = resolved({**values, "prompts.profiles": ""})
+            # The profiles are written by the base LLM, which has none to read yet.
+            config = resolved({**values, "strategy.name": "base", "prompts.profiles": ""})
             longest = config.lm.max_length // 4
             write_profiles(config, Path(str(profiles)), max_new_tokens=longest)
         shutil.rmtree(folder, ignore_errors=True)  # a run that was interrupted

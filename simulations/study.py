@@ -126,8 +126,8 @@ def load_study(path: Path) -> Study:
     for method in study.all_methods:
         try:
             values = study.values(study.seeds[0], method)
-            if values.get("strategy.name") == "pag":  # the study lets profiles be written
-                values.setdefault("prompts.profiles", "/profiles.json")
+            if values.get("strategy.name") == "pag" and not values.get("prompts.profiles"):
+                values["prompts.profiles"] = "/profiles.json"  # the study lets them be written
             load_config(values)
         except PerPcsError as error:
             raise PerPcsError(f"{path}: method {method!r}: {error}") from None

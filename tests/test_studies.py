@@ -24,6 +24,7 @@ METHODS = {
     "OPPU": {"strategy.name": "oppu"},
     "Published": {"strategy.name": "per-pcs"},
     "Rerank": {"rerank.items": 2},
+    "With PAG": {"strategy.name": "pag"},
     "With RAG": {"strategy.name": "rag", "prompts.retrieve": 1},
     "More steps": {"adapter.steps": 3},
     "Fewer sharers": {"sharers.count": 1},
@@ -116,7 +117,8 @@ def test_a_study_from_the_first_run_to_the_table(write_study, launched, tmp_path
     path, out = write_study(), tmp_path / "out"
     study = load_study(path)
     run_study(study, out, lambda line: None)
-    assert len(launched) == 2 * 8
+    assert len(launched) == 2 * 9
+    assert len(read_json(out / "seed-1" / "profiles.json")) == 11
     write_comparison(study, out)
     rows = {row["method"]: row for row in json.loads((out / "small.json").read_text())}
     assert list(rows) == list(METHODS)
