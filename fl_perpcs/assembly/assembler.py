@@ -9,7 +9,7 @@ from fl_perpcs.assembly.choosing import select
 from fl_perpcs.assembly.looking import learn_mixing, rerank
 from fl_perpcs.assembly.merging import Recipe, keep, normalized, on_device, whole
 from fl_perpcs.assembly.passes import assemble, history_queries, score_pool
-from fl_perpcs.assembly.scoring import mean_over_sites
+from fl_perpcs.assembly.scoring import mean_over_sites, with_fit
 from fl_perpcs.config import Config
 from fl_perpcs.lm import LM
 from fl_perpcs.pool import Stack
@@ -88,9 +88,7 @@ def _choose_once(
     generator = torch.Generator().manual_seed(seed)
     recipe = {}
     for site, stack in stacks.items():
-        found = scores[site]
-        if fit is not None:
-            found = found + torch.tensor([fit[s] for s in stack.sharers]).to(found)
+        found = with_fit(scores[site], stack.sharers, fit)
         choice = select(found, config.assembly, generator)
         recipe[site] = {
             stack.sharers[i]: weight

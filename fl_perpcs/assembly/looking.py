@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor
 
 from fl_perpcs.assembly.choosing import Choice
-from fl_perpcs.assembly.merging import Recipe, cook, merge, whole
+from fl_perpcs.assembly.merging import Recipe, cook, merge, sharers_in, whole
 from fl_perpcs.config import MixingSection
 from fl_perpcs.lm import LM, SLOT, put_adapter
 from fl_perpcs.pool import Stack
@@ -41,7 +41,7 @@ def rerank(
     dict of str to float
         Weights of the sharers, which sum to 1.
     """
-    sharers = sorted({sharer for stack in stacks.values() for sharer in stack.sharers})
+    sharers = sharers_in(stacks)
     losses = []
     for sharer in sharers:
         put_adapter(lm, cook(whole({sharer: 1.0}, stacks), stacks, "factor"))

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import cma
 import numpy as np
 
-from fl_perpcs.assembly.merging import cook, whole
+from fl_perpcs.assembly.merging import cook, sharers_in, whole
 from fl_perpcs.config import LoraHubSection
 from fl_perpcs.lm import LM, put_adapter
 from fl_perpcs.pool import Stack
@@ -54,7 +54,7 @@ def search_weights(
     dict of str to float
         In [-1.5, 1.5]; they need not sum to 1.
     """
-    sharers = sorted({sharer for stack in stacks.values() for sharer in stack.sharers})
+    sharers = sharers_in(stacks)
 
     def cost(weights: np.ndarray) -> float:
         recipe = whole(dict(zip(sharers, map(float, weights), strict=True)), stacks)

@@ -103,6 +103,11 @@ def recipe_bytes(recipe: Recipe) -> int:
     return 8 * sum(map(len, recipe.values()))
 
 
+def sharers_in(stacks: Mapping[str, Stack]) -> list[str]:
+    """Return everybody who has a piece in the pool, sorted."""
+    return sorted({sharer for stack in stacks.values() for sharer in stack.sharers})
+
+
 def keep(stacks: Mapping[str, Stack], sharers: Iterable[str]) -> dict[str, Stack]:
     """Return the pool with these sharers' pieces only; sites without any are left out."""
     wanted = set(sharers)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fl_perpcs.assembly.choosing import Choice, select
 from fl_perpcs.assembly.merging import Recipe, merge, on_device
-from fl_perpcs.assembly.scoring import Scorer, example_queries, find_scorer
+from fl_perpcs.assembly.scoring import Scorer, example_queries, find_scorer, with_fit
 from fl_perpcs.config import AssemblySection
 from fl_perpcs.lm import LM, empty_site, put_factors
 from fl_perpcs.pool import Stack
@@ -68,8 +68,7 @@ def choose(
             empty_site(layer)
             return
         scores = _scores(scorer, stacks[site], site, queries.mean(dim=0), how, population)
-        if fit is not None:
-            scores = scores + torch.tensor([fit[s] for s in stacks[site].sharers]).to(scores)
+        scores = with_fit(scores, stacks[site].sharers, fit)
         choices[site] = select(scores, how, generator)
         put_factors(layer, merge(stacks[site], choices[site], how.merge))
 

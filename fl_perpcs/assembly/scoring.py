@@ -5,8 +5,9 @@ References
 Tan, Liu and Jiang, "Personalized Pieces", EMNLP 2024, section 3.3.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 from torch.nn.functional import layer_norm
 
@@ -89,7 +90,7 @@ def find_scorer(name: str) -> Scorer:
 
 
 def mean_over_sites(
-    scores: dict[str, Tensor], sharers: dict[str, tuple[str, ...]]
+    scores: Mapping[str, Tensor], sharers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
     """Return each sharer's mean score over the sites that it has a piece of: its fit as a whole."""
     totals: dict[str, list[float]] = {}
@@ -97,3 +98,10 @@ def mean_over_sites(
         for sharer, score in zip(sharers[site], found.tolist(), strict=True):
             totals.setdefault(sharer, []).append(score)
     return {sharer: sum(found) / len(found) for sharer, found in sorted(totals.items())}
+
+
+def with_fit(scores: Tensor, sharers: Sequence[str], fit: Mapping[str, float] | None) -> Tensor:
+    """Return the scores (n,) of a site's pieces plus their sharers' fit as a whole, if known."""
+    if fit is None:
+        return scores
+    return scores + torch.tensor([fit[sharer] for sharer in sharers]).to(scores)
