@@ -9,16 +9,24 @@ from flwr.app import Array, ArrayRecord, Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_perpcs import users
-from fl_perpcs.assembly import recipe_bytes
+from fl_perpcs.assembly import Recipe, cook, recipe_bytes
+from fl_perpcs.assembly.passes import Queries
+from fl_perpcs.exchange import target
+from fl_perpcs.exchange.target import Asking
 from fl_perpcs.lm import put_adapter
 from fl_perpcs.messages import (
+    RECIPE,
+    adapter_of,
     answer,
     arrays_of,
     numbers_of,
     pack_adapter,
     pack_factors,
     pack_pieces,
+    pack_recipe,
+    pack_request,
     pack_tensors,
+    tensors_of,
     unpack_adapter,
     unpack_factors,
     unpack_pool,
@@ -104,7 +112,7 @@ def share(message: Message, context: Context) -> Message:
     pieces, metrics = users.make_pieces(job)
     return answer(
         message,
-        arrays=pack_pieces(pieces),
+        arrays=pack_pieces(pieces, job.config.exchange.format),
         info={"base": job.lm.fingerprint},
         metrics={"num-examples": len(job.history), "history-dropped": job.dropped, **metrics},
         worker=worker_facts(start),
@@ -155,24 +163,90 @@ def evaluate_base(message: Message, context: Context) -> Message:
     return _evaluated(message, job, start)
 
 
+@app.query("lacking")
+def lacking(message: Message, context: Context) -> Message:
+    """Tell which pieces of the pool a target's cache lacks."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    asking = target.lacking(job, tensors_of(message, "digests"))
+    return _asked(message, job, start, asking)
+
+
+@app.query("choose")
+def choose(message: Message, context: Context) -> Message:
+    """Begin an exchange: choose by the pool's gates, and ask for pieces."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    gates = unpack_pool(message, job.lm.fingerprint)
+    population = unpack_tensors(message, "population")
+    return _asked(message, job, start, target.choose(job, context.run_id, gates, population))
+
+
+@app.query("advance")
+def advance(message: Message, context: Context) -> Message:
+    """Put pieces in place, go on to the next sites, and ask for pieces there."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    pieces = unpack_pool(message, job.lm.fingerprint)
+    return _asked(message, job, start, target.advance(job, context.run_id, pieces))
+
+
+@app.query("all_queries")
+def all_queries(message: Message, context: Context) -> Message:
+    """Tell what a target's history asks of each site, from the base LLM, for the server."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    return _queries(message, job, start, target.all_queries(job), more=False)
+
+
+@app.query("first_queries")
+def first_queries(message: Message, context: Context) -> Message:
+    """Tell what a target's history asks of the first sites, for the server."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    return _queries(message, job, start, *target.first_queries(job, context.run_id))
+
+
+@app.query("next_queries")
+def next_queries(message: Message, context: Context) -> Message:
+    """Put merged factors in place, and tell what the history asks of the next sites."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    factors = tensors_of(message, "factors")
+    return _queries(message, job, start, *target.next_queries(job, context.run_id, factors))
+
+
 @app.evaluate("assembled")
 def evaluate_assembled(message: Message, context: Context) -> Message:
     """Assemble a target's adapter from the pool and answer its queries."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
     stacks = unpack_pool(message, job.lm.fingerprint)
+    if job.config.exchange.cache:
+        stacks = target.completed(job, stacks)
     recipe, trained = users.assemble_from(job, stacks, unpack_tensors(message, "population"))
-    tuned = job.config.tuning.factors != "none"
-    stored = FLOAT_BYTES * users.trained_numbers(job) if tuned else recipe_bytes(recipe)
-    return _evaluated(message, job, start, trained, stored, recipe=recipe)
+    return _with_recipe(message, job, start, recipe, trained)
 
 
-@app.evaluate("retrieved")
-def evaluate_retrieved(message: Message, context: Context) -> Message:
-    """Take the whole adapter of the sharer whose history is most similar, and answer queries."""
+@app.evaluate("delivered")
+def evaluate_delivered(message: Message, context: Context) -> Message:
+    """Assemble a target's adapter from the pieces that it asked for, and answer its queries."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    stacks = unpack_pool(message, job.lm.fingerprint)
-    recipe = users.retrieve_adapter(job, stacks, unpack_tensors(message, "embeddings") or {})
-    return _evaluated(message, job, start, 0, recipe_bytes(recipe), recipe=recipe)
+    pieces = unpack_pool(message, job.lm.fingerprint)
+    recipe, stacks, trained = target.finish(job, context.run_id, pieces)
+    trained += users.settle(job, cook(recipe, stacks, job.config.assembly.merge))
+    return _with_recipe(message, job, start, recipe, trained)
+
+
+@app.evaluate("finished")
+def evaluate_finished(message: Message, context: Context) -> Message:
+    """Take the adapter that the server assembled, and answer a target's queries."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    adapter = adapter_of(tensors_of(message, "adapter"))
+    trained = users.settle(job, adapter)
+    stored = FLOAT_BYTES * sum(factor.numel() for both in adapter.values() for factor in both)
+    return _evaluated(message, job, start, trained, stored)
+
+
+@app.query("nearest")
+def nearest(message: Message, context: Context) -> Message:
+    """Tell which sharer's history is most similar to a target's."""
+    start, job = time.perf_counter(), open_job(message, context, target=True)
+    found = users.nearest_sharer(job, tensors_of(message, "embeddings"))
+    return answer(message, info={"sharer": found}, metrics=_passes(job), worker=worker_facts(start))
 
 
 @app.evaluate("lorahub")
@@ -181,22 +255,25 @@ def evaluate_lorahub(message: Message, context: Context) -> Message:
     start, job = time.perf_counter(), open_job(message, context, target=True)
     recipe = users.search_adapter(job, unpack_pool(message, job.lm.fingerprint))
     trained = len({sharer for weights in recipe.values() for sharer in weights})
-    return _evaluated(message, job, start, trained, recipe_bytes(recipe), recipe=recipe)
+    return _with_recipe(message, job, start, recipe, trained)
 
 
 @app.evaluate("given")
 def evaluate_given(message: Message, context: Context) -> Message:
     """Answer a target's queries with an adapter from the server, fine-tuned first if asked.
 
-    ``trains`` of the record ``tune`` names the factors that are fine-tuned: A, B, both or none.
+    ``trains`` of the record ``tune`` names the factors that are fine-tuned: A, B, both or none;
+    ``stored`` how many bytes the target keeps to have the adapter again.
     """
     start, job = time.perf_counter(), open_job(message, context, target=True)
     adapter = unpack_adapter(arrays_of(message, "adapter"))
-    trains = str(numbers_of(message, "tune").get("trains", ""))
+    tune = numbers_of(message, "tune")
+    trains = str(tune.get("trains", ""))
     trained = users.train_given(job, adapter, trains) if trains else 0
     if not trains:
         put_adapter(job.lm, adapter)
-    return _evaluated(message, job, start, trained, FLOAT_BYTES * trained)
+    stored = FLOAT_BYTES * trained + int(tune.get("stored", 0))
+    return _evaluated(message, job, start, trained, stored)
 
 
 @app.evaluate("oppu")
@@ -208,8 +285,40 @@ def evaluate_oppu(message: Message, context: Context) -> Message:
     return _evaluated(message, job, start, trained, FLOAT_BYTES * trained)
 
 
+def _asked(message: Message, job: Job, start: float, asking: Asking) -> Message:
+    """Ask for pieces."""
+    return answer(
+        message,
+        info={"more": asking.more},
+        metrics=_passes(job),
+        worker=worker_facts(start),
+        request=pack_request(asking.request, list(job.lm.sites)),
+    )
+
+
+def _queries(message: Message, job: Job, start: float, queries: Queries, more: bool) -> Message:
+    """Send queries of sites for the server to match."""
+    arrays = pack_tensors(queries, job.config.exchange.format)
+    return answer(
+        message,
+        arrays=arrays,
+        info={"more": more},
+        metrics=_passes(job),
+        worker=worker_facts(start),
+    )
+
+
+def _with_recipe(message: Message, job: Job, start: float, recipe: Recipe, trained: int) -> Message:
+    """Answer the queries, and report the recipe; an adapter that was tuned is stored instead."""
+    tuned = job.config.strategy.name == "per-pcs" and job.config.tuning.factors != "none"
+    stored = FLOAT_BYTES * users.trained_numbers(job) if tuned else recipe_bytes(recipe)
+    reply = _evaluated(message, job, start, trained, stored)
+    reply.content[RECIPE] = pack_recipe(recipe, list(job.lm.sites))
+    return reply
+
+
 def _evaluated(
-    message: Message, job: Job, start: float, trained: int = 0, stored: int = 0, **info: object
+    message: Message, job: Job, start: float, trained: int = 0, stored: int = 0
 ) -> Message:
     """Answer the queries, and report what it took to get ready for them.
 
@@ -220,17 +329,18 @@ def _evaluated(
     stored : int
         Bytes that the target keeps of its own: an adapter in float32, or a recipe.
     """
-    costs = {
-        "forward-examples": job.lm.passes.forward,
-        "backward-examples": job.lm.passes.backward,
-        "trained-parameters": trained,
-        "stored-bytes": stored,
-    }
+    costs = {**_passes(job), "trained-parameters": trained, "stored-bytes": stored}
     result = users.answer_queries(job)
-    info |= {
+    report = {
         "queries": [query.id for query in job.user.queries],
         "golds": [query.output for query in job.user.queries],
         "predictions": result.predictions,
     }
     metrics = {"history-dropped": job.dropped, **costs, **result.metrics}
-    return answer(message, info=info, metrics=metrics, worker=worker_facts(start))
+    return answer(message, report=report, metrics=metrics, worker=worker_facts(start))
+
+
+def _passes(job: Job) -> dict[str, int]:
+    """Return what the base LLM was put through for this message so far."""
+    passes = job.lm.passes
+    return {"forward-examples": passes.forward, "backward-examples": passes.backward}

@@ -57,8 +57,8 @@ class RunSection(Section):
     ``$PERPCS_HOME/runs`` with plain ``flwr run``."""
     timeout: Rate = 3600.0
     """Seconds without any reply after which a phase fails."""
-    window: Positive = 16
-    """Messages under way at once."""
+    window: Count = 0
+    """Messages under way at once; 0: two for each worker."""
     report: StrictBool = True
     """Write ``report.html`` at the end."""
 
@@ -288,6 +288,27 @@ class AssemblySection(Section):
     """History items that are looked at, the last ones; 0: all."""
 
 
+class ExchangeSection(Section):
+    """How targets get at the pool (strategies that assemble), and what messages weigh."""
+
+    protocol: Literal["broadcast", "layerwise", "one-shot", "server-match"] = "broadcast"
+    """``broadcast``: the whole pool to each target; ``layerwise``: gates, then the chosen pieces
+    stage by stage, with the same result; ``one-shot``: gates, then the pieces chosen by the base
+    LLM's activations; ``server-match``: queries to the server, finished factors back. See
+    docs/communication.md."""
+    format: Literal["float32", "bfloat16", "float16", "int8"] = "float32"
+    """How pieces, gates, queries and factors are written into messages."""
+    match: Literal["at-once", "by-stages"] = "at-once"
+    """Queries of ``server-match``: from the base LLM, or stage by stage as published."""
+    decoys: Count = 0
+    """Pieces asked for at each site beside the chosen ones (``layerwise``, ``one-shot``)."""
+    cache: StrictBool = False
+    """Targets keep the pool and are sent only what has changed since (``broadcast``)."""
+    by_reference: StrictBool = False
+    """Messages name a file in place of the pool, and the ledger counts the pool: for nodes on
+    the server's machine."""
+
+
 class RerankSection(Section):
     """Whole adapters weighed by the likelihood of the target's history, in place of gate scores."""
 
@@ -389,6 +410,7 @@ class Config(Section):
     adapter: AdapterSection = AdapterSection()
     gates: GatesSection = GatesSection()
     assembly: AssemblySection = AssemblySection()
+    exchange: ExchangeSection = ExchangeSection()
     rerank: RerankSection = RerankSection()
     mixing: MixingSection = MixingSection()
     tuning: TuningSection = TuningSection()
@@ -543,12 +565,56 @@ def _conflicts(config: Config) -> list[str]:
         problems.append(
             'lm.dtype = "float16" cannot be trained on the CPU; use float32 or bfloat16'
         )
+    problems += _exchange_problems(config)
     if config.assembly.selection == "sample":
         assembly = config.assembly
         if assembly.top_k > assembly.sample_top_k:
             problems.append(
                 f"assembly.top-k = {assembly.top_k} pieces cannot be drawn from"
                 f" assembly.sample-top-k = {assembly.sample_top_k}; raise the second"
+            )
+    return problems
+
+
+def _exchange_problems(config: Config) -> list[str]:
+    """Return what a protocol cannot do."""
+    exchange, assembly = config.exchange, config.assembly
+    protocol = exchange.protocol
+    by_stages = protocol == "layerwise" or (
+        protocol == "server-match" and exchange.match == "by-stages"
+    )
+    asked = {
+        "rerank.items": config.rerank.items > 0,
+        "mixing.per": config.mixing.per != "none",
+        "assembly.passes": assembly.passes == 2,
+        "assembly.shortlist": assembly.shortlist > 0,
+        "assembly.per": assembly.per == "history",
+    }
+    cannot: dict[str, str] = {}
+    if protocol == "server-match":
+        why = "the server has no history to look at"
+        cannot = dict.fromkeys(("rerank.items", "mixing.per"), why)
+        why = "the server scores each site by itself"
+        cannot |= dict.fromkeys(("assembly.passes", "assembly.shortlist"), why)
+    if by_stages:
+        cannot["rerank.items"] = "whole adapters are not asked for site by site"
+        cannot["assembly.per"] = "each batch chooses when it comes to a site"
+    flat = config.flat()
+    problems = [
+        f"{key} = {flat[key]!r} does not go with exchange.protocol = {protocol!r}: {why};"
+        ' use "one-shot" or "broadcast"'
+        for key, why in cannot.items()
+        if asked[key]
+    ]
+    for key, on, protocols in (
+        ("exchange.decoys", exchange.decoys > 0, ("layerwise", "one-shot")),
+        ("exchange.cache", exchange.cache, ("broadcast",)),
+        ("exchange.match", exchange.match != "at-once", ("server-match",)),
+    ):
+        if on and protocol not in protocols:
+            problems.append(
+                f"{key} = {flat[key]!r} does nothing with exchange.protocol = {protocol!r};"
+                f" it is for {' and '.join(protocols)}"
             )
     return problems
 

@@ -70,10 +70,9 @@ def evaluate(
     PerPcsError
         If labels are to be ranked and the task has none.
     """
-    pad = int(lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
     encoded = encode(prompts, golds, lm.tokenizer, max_length)
     metrics = {
-        "loss": mean_loss(lm.model, in_batches(encoded, how.batch_size, pad), lm.device),
+        "loss": mean_loss(lm.model, in_batches(encoded, how.batch_size, lm.pad), lm.device),
         "tokens": sum(len(e.response) for e in encoded),
         "queries": len(prompts),
         "dropped": len(prompts) - len(encoded),

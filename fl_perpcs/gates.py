@@ -70,7 +70,7 @@ def train_gates(
             list(gates.values()),
             encoded,
             settings,
-            pad=int(lm.tokenizer.pad_token_id),
+            pad=lm.pad,
             seed=seed,
         )
     return {site: gate.detach().cpu() for site, gate in gates.items()}, losses

@@ -64,6 +64,11 @@ class LM:
         """Where the model is."""
         return torch.device(next(self.model.parameters()).device)
 
+    @property
+    def pad(self) -> int:
+        """The padding token's id."""
+        return int(self.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
+
 
 def model_path(name: str) -> str:
     """Return the folder or hub name that ``lm.name`` stands for.

@@ -5,23 +5,33 @@ written by the server, which knows whom it asked.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
-from fl_perpcs.assembly import Recipe
+from fl_perpcs.assembly import Recipe, Request
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import source_digest
 from fl_perpcs.pieces import Adapter, Factors, Piece, name_tensors, pieces_of
-from fl_perpcs.pool import Stack, check_base
+from fl_perpcs.pool import Stack, check_base, name_stacks, number_name, stacks_of
+from fl_perpcs.references import referred
+from fl_perpcs.wire import decode, encode
 
 ENVELOPE = "envelope"
 WORKER = "worker"
 """Key of what a reply says of the process that made it: not a result, and never the same twice."""
 ADAPTATION = "adaptation"
 """Key of the task adapter that clients merge into their base LLM first."""
+POOL = "pool"
+"""Key of pieces or gates of the pool."""
+REQUEST = "request"
+"""Key of a request for pieces."""
+REPORT, RECIPE = "report", "recipe"
+REPORTS = (REPORT, RECIPE, WORKER, "metrics")
+"""Keys of what replies tell the researcher; a real federation would keep it on the node.
+(Strategies that average take one number of the metrics, how many examples.)"""
 
 
 def envelope(user: str, phase: str) -> ConfigRecord:
@@ -60,9 +70,14 @@ def answer(
     metrics: Mapping[str, int | float] | None = None,
     arrays: ArrayRecord | None = None,
     info: Mapping[str, Any] | None = None,
+    report: Mapping[str, Any] | None = None,
     worker: Mapping[str, int | float] | None = None,
+    **records: ArrayRecord,
 ) -> Message:
-    """Reply with at most one record of each kind: ``metrics``, ``arrays`` and ``info`` (JSON)."""
+    """Reply with at most one record of each kind, and more arrays under keys of their own.
+
+    ``info`` and ``report`` are JSON; what is in ``report`` is for the researcher alone.
+    """
     content = RecordDict()
     if metrics is not None:
         content["metrics"] = MetricRecord(dict(metrics))
@@ -70,8 +85,12 @@ def answer(
         content["arrays"] = arrays
     if info is not None:
         content["info"] = ConfigRecord({"json": json.dumps(info)})
+    if report is not None:
+        content[REPORT] = ConfigRecord({"json": json.dumps(report)})
     if worker is not None:
         content[WORKER] = ConfigRecord(dict(worker))
+    for key, record in records.items():
+        content[key] = record
     return Message(content, reply_to=message)
 
 
@@ -80,9 +99,9 @@ def numbers_of(message: Message, key: str) -> dict[str, Any]:
     return dict(message.content.get(key, {}))
 
 
-def info_of(reply: Message) -> dict[str, Any]:
-    """Return a reply's ``info``."""
-    return dict(json.loads(cast(ConfigRecord, reply.content["info"])["json"]))  # type: ignore[arg-type]
+def info_of(reply: Message, key: str = "info") -> dict[str, Any]:
+    """Return a reply's ``info`` or ``report``."""
+    return dict(json.loads(cast(ConfigRecord, reply.content[key])["json"]))  # type: ignore[arg-type]
 
 
 def arrays_of(message: Message, key: str = "arrays") -> ArrayRecord:
@@ -112,7 +131,17 @@ def unpack_adapter(record: ArrayRecord) -> Adapter:
     PerPcsError
         If a site lacks a factor.
     """
-    tensors = _unpack(record)
+    return adapter_of(_unpack(record))
+
+
+def adapter_of(tensors: Mapping[str, torch.Tensor]) -> Adapter:
+    """Return an adapter from tensors ``<site>.lora_A`` and ``<site>.lora_B``.
+
+    Raises
+    ------
+    PerPcsError
+        If a site lacks a factor.
+    """
     sites = [name.removesuffix(".lora_A") for name in tensors if name.endswith(".lora_A")]
     try:
         return {s: Factors(tensors[f"{s}.lora_A"], tensors[f"{s}.lora_B"]) for s in sites}
@@ -120,9 +149,9 @@ def unpack_adapter(record: ArrayRecord) -> Adapter:
         raise PerPcsError(f"the adapter lacks {error}") from None
 
 
-def pack_pieces(pieces: list[Piece]) -> ArrayRecord:
+def pack_pieces(pieces: list[Piece], how: str = "float32") -> ArrayRecord:
     """Write pieces as arrays, named as by :func:`fl_perpcs.pieces.name_tensors`."""
-    return _pack(name_tensors(pieces))
+    return _pack(name_tensors(pieces), how)
 
 
 def unpack_pieces(record: ArrayRecord) -> list[Piece]:
@@ -136,20 +165,36 @@ def unpack_pieces(record: ArrayRecord) -> list[Piece]:
     return pieces_of(_unpack(record))
 
 
-def pack_pool(stacks: Mapping[str, Stack], fingerprint: str) -> RecordDict:
-    """Write a pool as stacked arrays, with whose each piece is and for which base LLM."""
-    arrays = {
-        f"{site}.{name}": tensor
-        for site, stack in stacks.items()
-        for name, tensor in (("lora_A", stack.A), ("lora_B", stack.B), ("gates", stack.gates))
-    }
-    sharers = {site: list(stack.sharers) for site, stack in stacks.items()}
-    about = ConfigRecord({"sharers": json.dumps(sharers), "base": fingerprint})
-    return RecordDict({"pool": _pack(arrays), "about-pool": about})
+def pack_pool(
+    stacks: Mapping[str, Stack],
+    fingerprint: str,
+    how: str = "float32",
+    *,
+    gates: bool = True,
+    factors: bool = True,
+) -> RecordDict:
+    """Write a pool, its gates or its factors as stacked arrays, and for which base LLM they are.
+
+    Whose each piece is goes along as a number: the sharer's place in the pool.
+
+    Parameters
+    ----------
+    stacks : mapping of str to Stack
+        Their sharers are numbers already, see :func:`fl_perpcs.pool.numbered`.
+    fingerprint : str
+    how : str
+        The wire format.
+    gates, factors : bool
+        What to write of each piece.
+    """
+    tensors = name_stacks(stacks, gates=gates, factors=factors)
+    return RecordDict(
+        {POOL: _pack(tensors, how), "about-pool": ConfigRecord({"base": fingerprint})}
+    )
 
 
 def unpack_pool(message: Message, fingerprint: str) -> dict[str, Stack]:
-    """Read a pool back.
+    """Read a pool back, or what there is of it; sharers are numbers.
 
     Raises
     ------
@@ -158,16 +203,39 @@ def unpack_pool(message: Message, fingerprint: str) -> dict[str, Stack]:
     """
     about = message.content.config_records["about-pool"]
     check_base(fingerprint, str(about["base"]), "the pool")
-    tensors = _unpack(arrays_of(message, "pool"))
-    sharers = json.loads(str(about["sharers"]))
+    return stacks_of(tensors_of(message, POOL))
+
+
+def pack_request(request: Request, sites: Sequence[str]) -> ArrayRecord:
+    """Write which pieces are asked for: how many at each site, and whose."""
+    numbers = [int(sharer) for site in sites for sharer in request.get(site, ())]
+    counts = [len(request.get(site, ())) for site in sites]
+    return _pack({"counts": torch.tensor(counts), "sharers": torch.tensor(numbers).long()})
+
+
+def unpack_request(message: Message, sites: Sequence[str]) -> Request:
+    """Read a request back; sites of which nothing is asked are left out."""
+    tensors = tensors_of(message, REQUEST)
+    names = iter([number_name(number) for number in tensors["sharers"].tolist()])
+    counts = zip(sites, tensors["counts"].tolist(), strict=True)
+    return {site: tuple(next(names) for _ in range(count)) for site, count in counts if count}
+
+
+def pack_recipe(recipe: Recipe, sites: Sequence[str]) -> ArrayRecord:
+    """Write a recipe's weights and whose piece each is for, 4 bytes each."""
+    weights = [weight for site in sites for weight in recipe.get(site, {}).values()]
+    record = pack_request({site: tuple(found) for site, found in recipe.items()}, sites)
+    return ArrayRecord({**record, **_pack({"weights": torch.tensor(weights).float()})})
+
+
+def unpack_recipe(message: Message, sites: Sequence[str]) -> Recipe:
+    """Read a recipe back, with sharers as numbers."""
+    tensors = tensors_of(message, RECIPE)
+    names = iter([number_name(number) for number in tensors["sharers"].tolist()])
+    weights = iter(tensors["weights"].tolist())
+    counts = zip(sites, tensors["counts"].tolist(), strict=True)
     return {
-        site: Stack(
-            tuple(names),
-            tensors[f"{site}.lora_A"],
-            tensors[f"{site}.lora_B"],
-            tensors[f"{site}.gates"],
-        )
-        for site, names in sharers.items()
+        site: {next(names): next(weights) for _ in range(count)} for site, count in counts if count
     }
 
 
@@ -191,9 +259,22 @@ def unpack_factors(record: ArrayRecord, start: Adapter) -> Adapter:
     }
 
 
-def pack_tensors(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
+def pack_tensors(tensors: Mapping[str, torch.Tensor], how: str = "float32") -> ArrayRecord:
     """Write tensors, such as the queries of sites or embeddings of users, by their names."""
-    return _pack(tensors)
+    return _pack(tensors, how)
+
+
+def tensors_of(message: Message, key: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a message, sent along or by reference.
+
+    Raises
+    ------
+    PerPcsError
+        If it has none under that key.
+    """
+    if key in message.content.config_records:
+        return decode(referred(message.content.config_records[key]))
+    return _unpack(arrays_of(message, key))
 
 
 def unpack_tensors(message: Message, key: str) -> dict[str, torch.Tensor] | None:
@@ -202,16 +283,9 @@ def unpack_tensors(message: Message, key: str) -> dict[str, torch.Tensor] | None
     return None if record is None else _unpack(record)
 
 
-def recipe_of(reply: Message) -> Recipe:
-    """Return a reply's recipe."""
-    return {str(site): dict(weights) for site, weights in info_of(reply)["recipe"].items()}
-
-
-def _pack(tensors: Mapping[str, torch.Tensor]) -> ArrayRecord:
-    # numpy has no bfloat16: everything is sent as float32 for now.
-    return ArrayRecord({k: Array(t.detach().float().cpu().numpy()) for k, t in tensors.items()})
+def _pack(tensors: Mapping[str, torch.Tensor], how: str = "float32") -> ArrayRecord:
+    return ArrayRecord({name: Array(array) for name, array in encode(tensors, how).items()})
 
 
 def _unpack(record: ArrayRecord) -> dict[str, torch.Tensor]:
-    # Copied: an array's buffer is not writable, a tensor's is expected to be.
-    return {name: torch.from_numpy(array.numpy().copy()) for name, array in record.items()}
+    return decode({name: array.numpy() for name, array in record.items()})

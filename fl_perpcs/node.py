@@ -69,7 +69,7 @@ class Job:
     @property
     def pad(self) -> int:
         """The padding token's id."""
-        return int(self.lm.tokenizer.pad_token_id)  # type: ignore[arg-type]  # never a list here
+        return self.lm.pad
 
     @property
     def items(self) -> tuple[Example, ...]:

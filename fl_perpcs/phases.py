@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from fl_perpcs.config import Config
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import UserGrid
-from fl_perpcs.messages import info_of, sender
+from fl_perpcs.messages import REPORT, info_of, sender
 from fl_perpcs.pieces import Adapter
 from fl_perpcs.pool import PoolSpec
 from fl_perpcs.roles import Members, Roles
@@ -182,7 +182,7 @@ class Answers:
 
     def collect(self, user: str, reply: Message) -> None:
         """Add a user's predictions."""
-        info = info_of(reply)
+        info = info_of(reply, REPORT)
         rows = [
             {"user": user, "query": query, "gold": gold}
             for query, gold in zip(info["queries"], info["golds"], strict=True)

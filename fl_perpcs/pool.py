@@ -8,8 +8,8 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -127,20 +127,51 @@ class Pool:
             if found
         }
 
-    @property
-    def num_pieces(self) -> int:
-        """How many pieces the pool holds."""
-        return sum(map(len, self.pieces.values()))
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all pieces and gates."""
-        return sum(
-            t.numel() * t.element_size()
-            for pieces in self.pieces.values()
-            for piece in pieces
-            for t in (piece.A, piece.B, piece.gate)
-        )
+def number_name(number: int) -> str:
+    """Return what a sharer is called where its id is nobody's business; sorts as the number."""
+    return f"{number:06d}"
+
+
+def numbered(stacks: Mapping[str, Stack], sharers: Sequence[str]) -> dict[str, Stack]:
+    """Return the pool with sharers' numbers, their places in ``sharers``, in place of their ids."""
+    names = {sharer: number_name(number) for number, sharer in enumerate(sharers)}
+    return {
+        site: replace(stack, sharers=tuple(names[sharer] for sharer in stack.sharers))
+        for site, stack in stacks.items()
+    }
+
+
+def name_stacks(
+    stacks: Mapping[str, Stack], *, gates: bool = True, factors: bool = True
+) -> dict[str, Tensor]:
+    """Return a pool whose sharers are numbers as tensors, or only its gates or factors.
+
+    Named ``<site>.lora_A``, ``<site>.lora_B``, ``<site>.gates`` and ``<site>.sharers``.
+    """
+    tensors: dict[str, Tensor] = {}
+    for site, stack in stacks.items():
+        if factors:
+            tensors |= {f"{site}.lora_A": stack.A, f"{site}.lora_B": stack.B}
+        if gates:
+            tensors[f"{site}.gates"] = stack.gates
+        tensors[f"{site}.sharers"] = torch.tensor([int(sharer) for sharer in stack.sharers])
+    return tensors
+
+
+def stacks_of(tensors: Mapping[str, Tensor]) -> dict[str, Stack]:
+    """Return a pool from named tensors; what is not among them is empty, (n, 0)."""
+    stacks = {}
+    for name, numbers in tensors.items():
+        if name.endswith(".sharers"):
+            site = name.removesuffix(".sharers")
+            A, B, gates = (
+                tensors.get(f"{site}.{part}", torch.empty(len(numbers), 0))
+                for part in ("lora_A", "lora_B", "gates")
+            )
+            sharers = tuple(number_name(number) for number in numbers.tolist())
+            stacks[site] = Stack(sharers, A, B, gates)
+    return stacks
 
 
 def check_base(expected: str, found: str, who: str) -> None:

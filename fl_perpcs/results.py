@@ -130,11 +130,20 @@ def result_table(
 
 
 def reports_by_method(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Return for each method what its targets reported, out of the lines of ``metrics.jsonl``."""
+    """Return for each method what its targets reported, out of the lines of ``metrics.jsonl``.
+
+    What a target paid in the exchange before is part of its costs.
+    """
     methods: dict[str, list[Row]] = {}
+    paid: dict[str, dict[str, int]] = {}
     for row in rows:
+        before = paid.get(row["user"], {})
+        costs = {c: row.get(c, 0) + before.get(c, 0) for c in COSTS if c in row or c in before}
         if row["phase"].startswith(PREFIX) and "tokens" in row:
-            methods.setdefault(row["phase"].removeprefix(PREFIX), []).append(row)
+            paid.pop(row["user"], None)
+            methods.setdefault(row["phase"].removeprefix(PREFIX), []).append({**row, **costs})
+        else:
+            paid[row["user"]] = costs
     return methods
 
 

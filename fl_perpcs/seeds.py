@@ -20,3 +20,8 @@ def derive_seed(seed: int, *parts: str | int) -> int:
     """
     text = "\x1f".join([str(seed), *map(str, parts)])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big") >> 1
+
+
+def assembly_seed(seed: int, user: str) -> int:
+    """Return the seed of a target's assembly, in whatever phase a part of it is done."""
+    return derive_seed(seed, user, "evaluate assembled", "assembly")

@@ -1,6 +1,7 @@
 """The Flower ServerApp: who is here, adaptation, then the strategy of the run config."""
 
 import importlib
+import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,12 +14,14 @@ from fl_perpcs.config import Config, ConfigError, load_config
 from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import POLL_SECONDS, PhaseError, UserGrid, client_error
+from fl_perpcs.ledger import Ledger, MeteredGrid
 from fl_perpcs.lm import site_shapes
 from fl_perpcs.messages import ADAPTATION, info_of, pack_adapter
 from fl_perpcs.phases import Phases, Setting, evaluation, run_phases
 from fl_perpcs.pieces import save_peft
 from fl_perpcs.plugins import find
 from fl_perpcs.pool import PoolSpec
+from fl_perpcs.references import References
 from fl_perpcs.report import write_report
 from fl_perpcs.results import write_results
 from fl_perpcs.roles import Member, Members, assign_roles, too_few
@@ -56,28 +59,44 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
     adapt_by = flower_strategy(config)
     rank, scale = config.lora.rank, config.lora.scale
     spec = PoolSpec(rank, scale * rank, site_shapes(config))
-    members = hello(grid, config.run.timeout)
-    roles = assign_roles(members, config.roles, config.seed)
-    if problems := too_few(config, roles):
-        raise ConfigError(problems)
-    user_grid = UserGrid(
-        grid,
-        hosts={user: member.node for user, member in members.items()},
-        users=sorted(members),
-        window=config.run.window,
-        timeout=config.run.timeout,
-        progress=run.progress,
-        record=run.record,
-    )
-    adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"), adapt_by)
-    if adapter:
-        save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
-        user_grid = replace(user_grid, attached={ADAPTATION: pack_adapter(adapter)})
-    setting = Setting(config, run, members, roles, spec, adapter)
-    run_phases(with_references(setting, strategy), user_grid, config.seed)
+    ledger = Ledger()
+    references = References(run.folder) if config.exchange.by_reference else None
+    metered = MeteredGrid(grid, ledger, references)
+    try:
+        members = hello(metered, config.run.timeout)
+        roles = assign_roles(members, config.roles, config.seed)
+        if problems := too_few(config, roles):
+            raise ConfigError(problems)
+        user_grid = UserGrid(
+            metered,
+            hosts={user: member.node for user, member in members.items()},
+            users=sorted(members),
+            window=config.run.window or default_window(config, members),
+            timeout=config.run.timeout,
+            progress=run.progress,
+            record=run.record,
+        )
+        adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"), adapt_by)
+        if adapter:
+            save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
+            user_grid = replace(user_grid, attached={ADAPTATION: pack_adapter(adapter)})
+        setting = Setting(config, run, members, roles, spec, adapter)
+        run_phases(with_references(setting, strategy), user_grid, config.seed)
+    finally:
+        ledger.save(run.folder)
     write_results(setting, task)
     if config.run.report:
         write_report(run.folder)
+
+
+def default_window(config: Config, members: Members) -> int:
+    """Return how many messages keep every worker busy: two for each.
+
+    A node works on one message at a time, and one machine on as many as its CPUs allow.
+    """
+    workers = (os.cpu_count() or 1) // config.federation.client_cpus
+    nodes = len({member.node for member in members.values()})
+    return 2 * max(1, min(workers, nodes))
 
 
 def hello(grid: Grid, timeout: float) -> Members:

@@ -13,6 +13,7 @@ from fl_perpcs.lm import adapter_parameters, decoder_of, put_adapter, take_adapt
 from fl_perpcs.node import Job
 from fl_perpcs.pieces import Adapter, Piece, split
 from fl_perpcs.pool import Stack
+from fl_perpcs.seeds import assembly_seed
 from fl_perpcs.selection import shared_sites
 from fl_perpcs.text import Encoded, in_batches
 from fl_perpcs.training import fit, mean_loss
@@ -135,21 +136,28 @@ def assemble_from(
         How many numbers were trained: 0 unless mixing or the adapter is.
     """
     job.history_batches(1)  # tells if no item is left
-    recipe, trained = make_recipe(
-        job.lm, stacks, job.history, job.config, job.seed("assembly"), population
-    )
-    adapter = cook(recipe, stacks, job.config.assembly.merge)
+    seed = assembly_seed(job.config.seed, job.user.id)
+    recipe, trained = make_recipe(job.lm, stacks, job.history, job.config, seed, population)
+    return recipe, trained + settle(job, cook(recipe, stacks, job.config.assembly.merge))
+
+
+def settle(job: Job, adapter: Adapter) -> int:
+    """Put an assembled adapter into the slot and fine-tune it as far as ``tuning`` says.
+
+    Returns
+    -------
+    int
+        How many numbers were trained.
+    """
     if (factors := job.config.tuning.factors) == "none":
         put_adapter(job.lm, adapter)
-        return recipe, trained
+        return 0
     _train_from(job, adapter, job.config.tuning, job.history, factors=factors)
-    return recipe, trained + trained_numbers(job, factors)
+    return trained_numbers(job, factors)
 
 
-def retrieve_adapter(
-    job: Job, stacks: Mapping[str, Stack], embeddings: Mapping[str, torch.Tensor]
-) -> Recipe:
-    """Put the whole adapter of the sharer with the most similar history into the slot.
+def nearest_sharer(job: Job, embeddings: Mapping[str, torch.Tensor]) -> str:
+    """Return the sharer with the most similar history.
 
     Similarity is the cosine of history embeddings, taken from their mean over the sharers:
     hidden states of one LM all point the same way otherwise.
@@ -159,9 +167,7 @@ def retrieve_adapter(
     others = torch.stack([embeddings[name] for name in names])
     mean = others.mean(dim=0)
     similarity = cosine_similarity(others - mean, own - mean, dim=1)
-    recipe = whole({names[int(similarity.argmax())]: 1.0}, stacks)
-    put_adapter(job.lm, cook(recipe, stacks, job.config.assembly.merge))
-    return recipe
+    return names[int(similarity.argmax())]
 
 
 def search_adapter(job: Job, stacks: Mapping[str, Stack]) -> Recipe:

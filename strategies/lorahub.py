@@ -1,8 +1,10 @@
 """Gradient-free weights of whole adapters (Huang et al., "LoraHub", COLM 2024)."""
 
-from fl_perpcs.messages import pack_pool
+from flwr.app import RecordDict
+
+from fl_perpcs.exchange import offered, with_recipes
 from fl_perpcs.phases import Phases, Setting
-from strategies.sharing import pool_of, with_recipes
+from strategies.sharing import pool_of
 
 
 def lorahub(setting: Setting) -> Phases:
@@ -10,6 +12,8 @@ def lorahub(setting: Setting) -> Phases:
 
     The run folder gets ``pool/`` and ``recipes.json``.
     """
-    pool = yield from pool_of(setting)
-    content = pack_pool(pool.stacks(), pool.fingerprint)
-    yield from with_recipes(setting, "lorahub", content, "lorahub")
+    offer = offered((yield from pool_of(setting)))
+    content = offer.pack(setting.config.exchange.format, gates=False)
+    yield from with_recipes(
+        setting, offer, "lorahub", lambda user: RecordDict({**content}), "lorahub"
+    )

@@ -5,9 +5,10 @@ from collections.abc import Generator
 import torch
 from flwr.app import Message
 
-from fl_perpcs.messages import pack_pool, pack_tensors, unpack_tensors
+from fl_perpcs.exchange import find_protocol, offered
+from fl_perpcs.messages import unpack_tensors
 from fl_perpcs.phases import Phase, Phases, Setting
-from strategies.sharing import pool_of, with_recipes
+from strategies.sharing import pool_of
 
 
 def per_pcs(setting: Setting) -> Phases:
@@ -15,14 +16,13 @@ def per_pcs(setting: Setting) -> Phases:
 
     The server admits and hands on, it averages nothing. The run folder gets ``pool/`` and
     ``recipes.json``. How a target assembles is the config's ``assembly``, ``rerank`` and
-    ``mixing``; their defaults are the published method.
+    ``mixing``; their defaults are the published method. How it gets at the pieces is ``exchange``.
     """
     pool = yield from pool_of(setting)
-    content = dict(pack_pool(pool.stacks(), pool.fingerprint))
+    population = None
     if setting.config.assembly.scorer != "published":
         population = yield from population_of(setting)
-        content["population"] = pack_tensors(population)
-    yield from with_recipes(setting, "assembled", content, "assembled")
+    yield from find_protocol(setting.config)(setting, offered(pool, population))
 
 
 def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Tensor]]:

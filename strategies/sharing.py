@@ -1,17 +1,15 @@
 """Who shares, and the pool of what they share: where strategies on pieces begin."""
 
 import random
-from collections.abc import Generator, Mapping
+from collections.abc import Generator
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from fl_perpcs.assembly import Recipe
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.messages import arrays_of, info_of, recipe_of, unpack_pieces
-from fl_perpcs.phases import Phase, Setting, evaluation
+from fl_perpcs.messages import arrays_of, info_of, unpack_pieces
+from fl_perpcs.phases import Phase, Setting
 from fl_perpcs.pool import Pool, load_pool, save_pool
 from fl_perpcs.seeds import derive_seed
 from fl_perpcs.selection import WITHOUT_EMBEDDINGS, select_sharers
@@ -100,16 +98,3 @@ def check_base(setting: Setting, pool: Pool) -> Phase:
         lambda user, reply: None,
         lambda user: RecordDict({**wanted}),
     )
-
-
-def with_recipes(
-    setting: Setting, method: str, content: Mapping[str, Any], action: str
-) -> Generator[Phase, None, None]:
-    """Let targets make recipes from what they are sent; the run folder gets ``recipes.json``."""
-    recipes: dict[str, Recipe] = {}
-
-    def keep(user: str, reply: Message) -> None:
-        recipes[user] = recipe_of(reply)
-
-    yield evaluation(setting, method, lambda user: RecordDict({**content}), keep, action=action)
-    setting.run.write_json("recipes.json", recipes)

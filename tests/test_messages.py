@@ -21,13 +21,16 @@ from fl_perpcs.messages import (
     pack_adapter,
     pack_pieces,
     pack_pool,
-    recipe_of,
+    pack_recipe,
+    pack_request,
     unpack_adapter,
     unpack_pieces,
     unpack_pool,
+    unpack_recipe,
+    unpack_request,
 )
 from fl_perpcs.pieces import Factors, Piece
-from fl_perpcs.pool import Pool, PoolSpec
+from fl_perpcs.pool import Pool, PoolSpec, numbered
 
 SITES = ("layers.0.q_proj", "layers.10.q_proj", "layers.2.o_proj")
 
@@ -125,19 +128,19 @@ def pool_of_two() -> Pool:
 
 
 def test_a_pool_comes_back_bit_for_bit():
-    stacks = pool_of_two().stacks()
+    stacks = numbered(pool_of_two().stacks(), ("ann", 'b"ö'))
     back = unpack_pool(message(**pack_pool(stacks, "base")), "base")
     assert list(back) == list(stacks)
     for site, stack in stacks.items():
         assert back[site].sharers == stack.sharers
         for name in ("A", "B", "gates"):
             assert torch.equal(getattr(back[site], name), getattr(stack, name))
-    assert back[SITES[0]].sharers == ("ann", 'b"ö')
-    assert back[SITES[2]].sharers == ("ann",)
+    assert back[SITES[0]].sharers == ("000000", "000001")
+    assert back[SITES[2]].sharers == ("000000",)
 
 
 def test_a_pool_of_another_base_is_refused():
-    packed = pack_pool(pool_of_two().stacks(), "base")
+    packed = pack_pool(numbered(pool_of_two().stacks(), ("ann", 'b"ö')), "base")
     with pytest.raises(PerPcsError, match="base LLM base, expected other"):
         unpack_pool(message(**packed), "other")
 
@@ -170,9 +173,26 @@ def test_a_reply_has_no_record_that_was_not_given():
     assert numbers_of(reply, "metrics") == {}
 
 
-def test_a_recipe_comes_back_exactly():
-    recipe = {SITES[0]: {"ann": 1 / 3, "bob": 2 / 3}, SITES[1]: {"ann": 1.0}}
-    assert recipe_of(answer(message(), info={"recipe": recipe})) == recipe
+def test_a_recipe_comes_back_in_its_order_with_weights_of_32_bits():
+    recipe = {SITES[0]: {"000007": 0.25, "000002": 0.75}, SITES[2]: {"000002": 1 / 3}}
+    record = pack_recipe(recipe, SITES)
+    back = unpack_recipe(message(recipe=record), SITES)
+    assert {site: list(weights) for site, weights in back.items()} == {
+        site: list(weights) for site, weights in recipe.items()
+    }
+    assert back[SITES[0]] == recipe[SITES[0]]
+    assert back[SITES[2]]["000002"] == pytest.approx(1 / 3, rel=2**-24)
+    assert sum(array.numpy().nbytes for array in record.values()) == 4 * len(SITES) + 8 * 3
+
+
+@given(
+    st.fixed_dictionaries(
+        {site: st.lists(st.integers(0, 999_999), max_size=4, unique=True) for site in SITES}
+    )
+)
+def test_a_request_comes_back(numbers):
+    request = {site: tuple(f"{n:06d}" for n in found) for site, found in numbers.items() if found}
+    assert unpack_request(message(request=pack_request(request, SITES)), SITES) == request
 
 
 def test_numbers_of_a_config_record_are_read_too():

@@ -108,13 +108,6 @@ def test_sites_without_pieces_are_left_out_of_the_stacks():
     assert list(pool.stacks()) == ["layers.1.q_proj"]
 
 
-def test_pieces_and_bytes_are_counted():
-    pool = pool_of("a", "b")
-    assert pool.num_pieces == 6
-    numbers = 2 * sum(2 * i + 2 * o + i for i, o in SHAPES.values())
-    assert pool.num_bytes == 4 * numbers
-
-
 def test_a_saved_pool_loads_as_it_was(tmp_path):
     pool = pool_of("b", "a", "c")
     loaded = load_pool(save_pool(pool, tmp_path / "pool"), fingerprint=BASE)

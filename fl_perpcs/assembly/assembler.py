@@ -1,19 +1,21 @@
 """A target's recipe, made as the config says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fl_perpcs.assembly.choosing import select
+from fl_perpcs.assembly.choosing import Choice, select
 from fl_perpcs.assembly.looking import learn_mixing, rerank
 from fl_perpcs.assembly.merging import Recipe, keep, normalized, on_device, whole
-from fl_perpcs.assembly.passes import assemble, history_queries, score_pool
+from fl_perpcs.assembly.passes import Queries, assemble, history_queries, score_pool
 from fl_perpcs.assembly.scoring import mean_over_sites, with_fit
-from fl_perpcs.config import Config
+from fl_perpcs.config import AssemblySection, Config
 from fl_perpcs.lm import LM
 from fl_perpcs.pool import Stack
-from fl_perpcs.text import Encoded, in_batches
+from fl_perpcs.seeds import derive_seed
+from fl_perpcs.text import Batch, Encoded, in_batches
 
 
 def make_recipe(
@@ -48,50 +50,118 @@ def make_recipe(
     trained : int
         How many numbers were trained.
     """
-    how, pad = config.assembly, int(lm.tokenizer.pad_token_id)  # type: ignore[arg-type]
-    batches = in_batches(history[-how.max_history :], how.batch_size, pad)
-    stacks = on_device(stacks, lm.device)
-    fit: dict[str, float] | None = None
-    first: dict[str, Tensor] = {}
-    if how.shortlist or how.passes == 2 or how.per == "history":
-        first = score_pool(history_queries(lm, batches), stacks, how, population)
-        fit = mean_over_sites(first, {site: stack.sharers for site, stack in stacks.items()})
-    if how.shortlist and fit is not None:
+    how, batches = config.assembly, batches_of(lm, history, config)
+    found = narrow(
+        on_device(stacks, lm.device), how, lambda: history_queries(lm, batches), population
+    )
+    recipe = None
+    if how.per == "history":
+        recipe = choose_once(found, how, seed)
+    elif not config.rerank.items:
+        recipe = assemble(lm, found.stacks, batches, how, seed, population, found.fit)
+    return finish_recipe(lm, found.stacks, recipe, history, config, seed)
+
+
+def batches_of(lm: LM, history: Sequence[Encoded], config: Config) -> list[Batch]:
+    """Return the batches of history that choose."""
+    how = config.assembly
+    return in_batches(history[-how.max_history :], how.batch_size, lm.pad)
+
+
+class Narrowed(NamedTuple):
+    """What gates alone say of a pool, by queries from the base LLM.
+
+    Attributes
+    ----------
+    stacks : dict of str to Stack
+        The pool, or the pieces of the shortlist.
+    scores : dict of str to Tensor
+        Of its pieces, (n,); empty if no option asks for them.
+    fit : dict of str to float, optional
+        What to add to the scores of each sharer's pieces in the choice.
+    """
+
+    stacks: dict[str, Stack]
+    scores: dict[str, Tensor]
+    fit: dict[str, float] | None
+
+
+def narrow(
+    stacks: Mapping[str, Stack],
+    how: AssemblySection,
+    queries: Callable[[], Queries],
+    population: Mapping[str, Tensor] | None = None,
+) -> Narrowed:
+    """Take the first pass and the shortlist, as far as they are asked for.
+
+    Parameters
+    ----------
+    stacks : mapping of str to Stack
+        Factors are not looked at.
+    how : AssemblySection
+    queries : callable
+        Returns the queries over the whole history; called only if they are needed.
+    population : mapping of str to Tensor, optional
+    """
+    if not (how.shortlist or how.passes == 2 or how.per == "history"):
+        return Narrowed(dict(stacks), {}, None)
+    scores = score_pool(queries(), stacks, how, population)
+    fit = mean_over_sites(scores, {site: stack.sharers for site, stack in stacks.items()})
+    if how.shortlist:
         best = sorted(fit, key=fit.__getitem__, reverse=True)[: how.shortlist]
-        first = {
-            site: first[site][[i for i, s in enumerate(stack.sharers) if s in best]]
+        scores = {
+            site: scores[site][[i for i, s in enumerate(stack.sharers) if s in best]]
             for site, stack in stacks.items()
         }
         stacks = keep(stacks, best)
-    if how.passes == 1:
-        fit = None
+    return Narrowed(dict(stacks), scores, fit if how.passes == 2 else None)
+
+
+def finish_recipe(
+    lm: LM,
+    stacks: Mapping[str, Stack],
+    recipe: Recipe | None,
+    history: Sequence[Encoded],
+    config: Config,
+    seed: int,
+) -> tuple[Recipe, int]:
+    """Rerank whole adapters in place of a choice, and learn mixing, as far as asked for.
+
+    Parameters
+    ----------
+    stacks : mapping of str to Stack
+        With the factors of all pieces that may be in the recipe, on the model's device.
+    recipe : Recipe, optional
+        What was chosen, if anything was.
+
+    Returns
+    -------
+    recipe : Recipe
+    trained : int
+    """
+    how = config.assembly
     if config.rerank.items:
-        looked_at = in_batches(history[-config.rerank.items :], how.batch_size, pad)
+        looked_at = in_batches(history[-config.rerank.items :], how.batch_size, lm.pad)
         recipe = normalized(whole(rerank(lm, stacks, looked_at, config.rerank.sharpness), stacks))
-    elif how.per == "history":
-        recipe = _choose_once(first, stacks, config, seed, fit)
-    else:
-        recipe = assemble(lm, stacks, batches, how, seed, population, fit)
+    assert recipe is not None
     if config.mixing.per == "none":
         return recipe, 0
     return learn_mixing(lm, stacks, recipe, history, config.mixing, how.merge, seed)
 
 
-def _choose_once(
-    scores: Mapping[str, Tensor],
-    stacks: Mapping[str, Stack],
-    config: Config,
-    seed: int,
-    fit: Mapping[str, float] | None,
-) -> Recipe:
+def choose_once(found: Narrowed, how: AssemblySection, seed: int) -> Recipe:
     """Choose once over the whole history, by the scores of the first pass."""
-    generator = torch.Generator().manual_seed(seed)
     recipe = {}
-    for site, stack in stacks.items():
-        found = with_fit(scores[site], stack.sharers, fit)
-        choice = select(found, config.assembly, generator)
-        recipe[site] = {
-            stack.sharers[i]: weight
-            for i, weight in zip(choice.indices.tolist(), choice.weights.tolist(), strict=True)
-        }
+    for site, stack in found.stacks.items():
+        scores = with_fit(found.scores[site], stack.sharers, found.fit)
+        generator = torch.Generator().manual_seed(derive_seed(seed, site))
+        recipe[site] = named(select(scores, how, generator), stack)
     return recipe
+
+
+def named(choice: Choice, stack: Stack) -> dict[str, float]:
+    """Return a choice as weights by sharer, best first."""
+    return {
+        stack.sharers[i]: weight
+        for i, weight in zip(choice.indices.tolist(), choice.weights.tolist(), strict=True)
+    }

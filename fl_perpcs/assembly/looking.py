@@ -106,7 +106,7 @@ def learn_mixing(
             parameters,
             history,
             settings,
-            pad=int(lm.tokenizer.pad_token_id),  # type: ignore[arg-type]  # never a list here
+            pad=lm.pad,
             seed=seed,
         )
     learned = {

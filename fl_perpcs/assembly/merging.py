@@ -1,6 +1,6 @@
 """From weighted pieces to factors, and from recipes to adapters."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import torch
 
@@ -12,6 +12,9 @@ from fl_perpcs.pool import Stack
 
 Recipe = dict[str, dict[str, float]]
 """Weights of sharers' pieces by site: ``recipe[site][sharer]``."""
+
+Request = Mapping[str, Sequence[str]]
+"""Whose pieces are asked for, by site."""
 
 Merge = Callable[[Stack, Choice], Factors]
 """The pieces of a site and those chosen, to the site's factors."""
@@ -111,13 +114,19 @@ def sharers_in(stacks: Mapping[str, Stack]) -> list[str]:
 def keep(stacks: Mapping[str, Stack], sharers: Iterable[str]) -> dict[str, Stack]:
     """Return the pool with these sharers' pieces only; sites without any are left out."""
     wanted = set(sharers)
-    kept = {}
+    return pick(stacks, {site: [*wanted] for site in stacks})
+
+
+def pick(stacks: Mapping[str, Stack], request: Request) -> dict[str, Stack]:
+    """Return the pieces that are asked for, in the pool's order; sites without any are left out."""
+    picked = {}
     for site, stack in stacks.items():
+        wanted = set(request.get(site, ()))
         at = [i for i, sharer in enumerate(stack.sharers) if sharer in wanted]
         if at:
             names = tuple(stack.sharers[i] for i in at)
-            kept[site] = Stack(names, stack.A[at], stack.B[at], stack.gates[at])
-    return kept
+            picked[site] = Stack(names, stack.A[at], stack.B[at], stack.gates[at])
+    return picked
 
 
 def on_device(stacks: Mapping[str, Stack], device: torch.device) -> dict[str, Stack]:

@@ -22,12 +22,31 @@ from fl_perpcs.assembly.choosing import Choice, select
 from fl_perpcs.assembly.merging import Recipe, merge, on_device
 from fl_perpcs.assembly.scoring import Scorer, example_queries, find_scorer, with_fit
 from fl_perpcs.config import AssemblySection
-from fl_perpcs.lm import LM, empty_site, put_factors
+from fl_perpcs.lm import LM, empty_site, put_adapter, put_factors
 from fl_perpcs.pool import Stack
+from fl_perpcs.seeds import derive_seed
 from fl_perpcs.text import Batch
 
 Queries = dict[str, Tensor]
-"""The query of each site, (d_in,), float32."""
+"""The query of each site, (d_in,), or a row for each batch, (batches, d_in); float32."""
+
+
+def choose_at(
+    site: str,
+    stack: Stack,
+    query: Tensor,
+    how: AssemblySection,
+    seed: int,
+    population: Mapping[str, Tensor] | None = None,
+    fit: Mapping[str, float] | None = None,
+) -> Choice:
+    """Choose among the pieces of one site for one query, (d_in,).
+
+    Sampled selections draw by seed and site, so it does not matter which site comes first.
+    """
+    scores = _scores(find_scorer(how.scorer), stack, site, query, how, population)
+    generator = torch.Generator().manual_seed(derive_seed(seed, site))
+    return select(with_fit(scores, stack.sharers, fit), how, generator)
 
 
 def choose(
@@ -35,7 +54,7 @@ def choose(
     stacks: Mapping[str, Stack],
     batch: Batch,
     how: AssemblySection,
-    generator: torch.Generator | None = None,
+    seed: int = 0,
     population: Mapping[str, Tensor] | None = None,
     fit: Mapping[str, float] | None = None,
 ) -> dict[str, Choice]:
@@ -50,7 +69,7 @@ def choose(
         The pool by site, on the model's device. A site without pieces gets no update.
     batch : Batch
     how : AssemblySection
-    generator : torch.Generator, optional
+    seed : int
         Of sampled selections.
     population : mapping of str to Tensor, optional
         The population's query of each site, for scorers that look at it.
@@ -61,19 +80,19 @@ def choose(
     -------
     dict of str to Choice
     """
-    scorer, choices = find_scorer(how.scorer), {}
+    choices: dict[str, Choice] = {}
+    predicts_response = batch.predicts_response.to(lm.device)
 
-    def visit(site: str, layer: LoraLayer, queries: Tensor) -> None:
+    def visit(site: str, layer: LoraLayer, x: Tensor) -> None:
         if site not in stacks:
             empty_site(layer)
             return
-        scores = _scores(scorer, stacks[site], site, queries.mean(dim=0), how, population)
-        scores = with_fit(scores, stacks[site].sharers, fit)
-        choices[site] = select(scores, how, generator)
+        query = example_queries(x, predicts_response).mean(dim=0)
+        choices[site] = choose_at(site, stacks[site], query, how, seed, population, fit)
         put_factors(layer, merge(stacks[site], choices[site], how.merge))
 
-    with visiting(lm, batch, visit):
-        _forward(lm, batch)
+    with watching(lm, visit):
+        forward(lm, batch)
     return choices
 
 
@@ -108,41 +127,101 @@ def assemble(
     Recipe
         Weights of each site sum to 1; sharers in the order of the stack.
     """
-    generator = torch.Generator().manual_seed(seed)
     stacks = on_device(stacks, lm.device)
-    totals = {
-        site: torch.zeros(len(stack.sharers), dtype=torch.float64) for site, stack in stacks.items()
-    }
-    for batch in batches:
-        for site, choice in choose(lm, stacks, batch, how, generator, population, fit).items():
-            totals[site][choice.indices.cpu()] += choice.weights.double().cpu()
-    return {
-        site: {
-            stacks[site].sharers[i]: float(total[i]) / len(batches)
+    choices = [
+        choose(lm, stacks, batch, how, derive_seed(seed, number), population, fit)
+        for number, batch in enumerate(batches)
+    ]
+    return averaged(choices, stacks)
+
+
+def assemble_at_once(
+    queries: Queries,
+    stacks: Mapping[str, Stack],
+    how: AssemblySection,
+    seed: int,
+    population: Mapping[str, Tensor] | None = None,
+    fit: Mapping[str, float] | None = None,
+) -> Recipe:
+    """Return the weights that batches choose by queries from the base LLM, at all sites at once.
+
+    An approximation of :func:`assemble`, where deeper sites see what was chosen above.
+
+    Parameters
+    ----------
+    queries : dict of str to Tensor
+        Of each site, a row for each batch: (batches, d_in).
+    stacks : mapping of str to Stack
+        On the device of the queries; factors are not looked at.
+    how, seed, population, fit
+        As in :func:`assemble`.
+
+    Returns
+    -------
+    Recipe
+    """
+    choices = [
+        {
+            site: choose_at(
+                site, stack, queries[site][number], how, derive_seed(seed, number), population, fit
+            )
+            for site, stack in stacks.items()
+        }
+        for number in range(len(next(iter(queries.values()))))
+    ]
+    return averaged(choices, stacks)
+
+
+def averaged(choices: Sequence[Mapping[str, Choice]], stacks: Mapping[str, Stack]) -> Recipe:
+    """Return the mean of the batches' weights; sharers in the order of the stack."""
+    recipe: Recipe = {}
+    for site, stack in stacks.items():
+        total = torch.zeros(len(stack.sharers), dtype=torch.float64)
+        for chosen in choices:
+            total[chosen[site].indices.cpu()] += chosen[site].weights.double().cpu()
+        recipe[site] = {
+            stack.sharers[i]: float(total[i]) / len(choices)
             for i in total.nonzero().flatten().tolist()
         }
-        for site, total in totals.items()
-    }
+    return recipe
+
+
+def batch_queries(lm: LM, batches: Sequence[Batch]) -> tuple[Queries, Tensor]:
+    """Return each site's query over each batch, from the base LLM: the slot is emptied.
+
+    Returns
+    -------
+    queries : dict of str to Tensor
+        (batches, d_in), float32.
+    examples : Tensor
+        How many examples each is the mean of, (batches,).
+    """
+    rows: dict[str, list[Tensor]] = {site: [] for site in lm.sites}
+    put_adapter(lm, {})
+    for batch in batches:
+        predicts_response = batch.predicts_response.to(lm.device)
+
+        def visit(
+            site: str, layer: LoraLayer, x: Tensor, where: Tensor = predicts_response
+        ) -> None:
+            rows[site].append(example_queries(x, where).mean(dim=0))
+
+        with watching(lm, visit):
+            forward(lm, batch)
+    counts = [int(batch.predicts_response.any(dim=1).sum()) for batch in batches]
+    queries = {site: torch.stack(found) for site, found in rows.items()}
+    return queries, torch.tensor(counts, device=lm.device)
+
+
+def over_history(queries: Queries, examples: Tensor) -> Queries:
+    """Return each site's query over a whole history, (d_in,): every example counts the same."""
+    weights = examples / examples.sum()
+    return {site: weights @ rows for site, rows in queries.items()}
 
 
 def history_queries(lm: LM, batches: Sequence[Batch]) -> Queries:
-    """Return each site's query over a whole history, from the base LLM: the slot is emptied.
-
-    Every example counts the same, whatever batch it is in.
-    """
-    sums: dict[str, Tensor] = {}
-    counts = dict.fromkeys(lm.sites, 0)
-
-    def visit(site: str, layer: LoraLayer, queries: Tensor) -> None:
-        sums[site] = sums.get(site, torch.zeros((), device=lm.device)) + queries.sum(dim=0)
-        counts[site] += len(queries)
-
-    for layer in lm.sites.values():
-        empty_site(layer)
-    for batch in batches:
-        with visiting(lm, batch, visit):
-            _forward(lm, batch)
-    return {site: total / max(counts[site], 1) for site, total in sums.items()}
+    """Return each site's query over a whole history, (d_in,), from the base LLM."""
+    return over_history(*batch_queries(lm, batches))
 
 
 def score_pool(
@@ -160,15 +239,12 @@ def score_pool(
 
 
 @contextmanager
-def visiting(
-    lm: LM, batch: Batch, visit: Callable[[str, LoraLayer, Tensor], None]
-) -> Iterator[None]:
-    """Call ``visit(site, layer, queries of the examples)`` before each site's forward."""
-    predicts_response = batch.predicts_response.to(lm.device)
+def watching(lm: LM, visit: Callable[[str, LoraLayer, Tensor], None]) -> Iterator[None]:
+    """Call ``visit(site, layer, input)`` before each site's forward; (batch, tokens, d_in)."""
 
     def hook_for(site: str) -> Any:
         def hook(layer: LoraLayer, args: tuple[Tensor, ...]) -> None:
-            visit(site, layer, example_queries(args[0], predicts_response))
+            visit(site, layer, args[0])
 
         return hook
 
@@ -183,7 +259,8 @@ def visiting(
             hook.remove()
 
 
-def _forward(lm: LM, batch: Batch) -> None:
+def forward(lm: LM, batch: Batch) -> None:
+    """Run a batch through the base LLM with what is in the slot."""
     lm.model.eval()
     moved = batch.to(lm.device)
     # Not inference_mode: what is put in the slot may be trained later.
