@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from fl_perpcs import users
 from fl_perpcs.assembly import Recipe, cook, recipe_bytes
 from fl_perpcs.assembly.passes import Queries
+from fl_perpcs.disk import Drawer
 from fl_perpcs.exchange import target
 from fl_perpcs.exchange.target import Asking
 from fl_perpcs.lm import put_adapter
@@ -19,6 +20,7 @@ from fl_perpcs.messages import (
     adapter_of,
     answer,
     arrays_of,
+    fill_factors,
     numbers_of,
     pack_adapter,
     pack_factors,
@@ -33,6 +35,7 @@ from fl_perpcs.messages import (
     unpack_tensors,
 )
 from fl_perpcs.node import Job, hosted_users, node_source, num_nodes, open_job, worker_facts
+from fl_perpcs.pieces import name_factors
 from fl_perpcs.pool import check_base
 
 app = ClientApp()
@@ -123,17 +126,20 @@ def share(message: Message, context: Context) -> Message:
 def average(message: Message, context: Context) -> Message:
     """Train an adapter for one round of a strategy that averages adapters.
 
-    ``factors`` says which of A and B the round trains and which the reply shares. The other
-    factor is the common start's, or, if the user keeps its own, what it ended the last round
-    with: clients remember nothing, so it travels along as ``kept``.
+    ``trains`` and ``shares`` say which of A and B the round trains and the reply shares. A factor
+    that is trained and not shared stays on the node, for the user's next round.
     """
     start, job = time.perf_counter(), open_job(message, context)
-    factors = message.content.config_records["config"]
-    kept = message.content.array_records.get("kept", ArrayRecord())
-    received = unpack_factors(kept, unpack_factors(arrays_of(message), job.start_adapter()))
-    trains, shares = str(factors["trains"]), str(factors["shares"])
+    settings = message.content.config_records["config"]
+    trains, shares = str(settings["trains"]), str(settings["shares"])
+    kept = Drawer(f"run {context.run_id}", job.user.id, "kept")
+    received = unpack_factors(arrays_of(message), job.start_adapter())
+    if int(str(settings.get("server-round", 1))) > 1 and kept.has("factors"):
+        received = fill_factors(kept.take("factors")[0], received)
     adapter, loss = users.train_round(job, received, trains)
-    reply = answer(
+    if own := "".join(f for f in trains if f not in shares):
+        kept.put("factors", name_factors(adapter, own))
+    return answer(
         message,
         arrays=pack_factors(adapter, shares),
         metrics={
@@ -143,9 +149,6 @@ def average(message: Message, context: Context) -> Message:
         },
         worker=worker_facts(start),
     )
-    if own := "".join(f for f in trains if f not in shares):
-        reply.content["kept"] = pack_factors(adapter, own)
-    return reply
 
 
 @app.query("site_queries")

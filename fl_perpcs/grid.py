@@ -46,8 +46,9 @@ class UserGrid(Grid):
         Messages under way at once.
     timeout : float
         Seconds without any reply after which a phase fails.
-    attached : mapping of str to record
-        Goes into each message that has nothing under the same key.
+    attached, later : mapping of str to record
+        Go into messages that have nothing under the same key: the first until a user has answered
+        one, then the second.
     action : str
         Which handler of the ClientApp answers the messages of Flower's own strategies, which
         are plain ``train`` and ``evaluate``.
@@ -64,9 +65,11 @@ class UserGrid(Grid):
     window: int = 16
     timeout: float = 3600.0
     attached: Mapping[str, Any] = field(default_factory=dict)
+    later: Mapping[str, Any] = field(default_factory=dict)
     action: str = ""
     progress: Callable[[str, int, int], None] = lambda phase, done, total: None
     record: Callable[[str, str, dict[str, Any], dict[str, Any]], None] = lambda *facts: None
+    _holders: set[str] = field(default_factory=set)
 
     def only(self, users: Sequence[str], phase: str) -> "UserGrid":
         """Return the same grid with other users in sight, for another phase."""
@@ -131,6 +134,8 @@ class UserGrid(Grid):
                 user, reply = asked.pop(identity), replies.pop(identity)
                 facts = (numbers_of(reply, key) for key in ("metrics", WORKER))
                 self.record(self.phase, user, *facts)
+                if self.attached:
+                    self._holders.add(user)
                 yield reply
                 last_news = time.monotonic()
             if order and order[0] not in replies:
@@ -185,7 +190,8 @@ class UserGrid(Grid):
         return self.inner.pull_messages(message_ids)
 
     def _send(self, message: Message, user: str) -> str:
-        content = {**self.attached, **message.content, ENVELOPE: envelope(user, self.phase)}
+        attached = self.later if user in self._holders else self.attached
+        content = {**attached, **message.content, ENVELOPE: envelope(user, self.phase)}
         kind = message.metadata.message_type
         sent = Message(
             RecordDict(content),

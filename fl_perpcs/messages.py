@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, Re
 from fl_perpcs.assembly import Recipe, Request
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import source_digest
-from fl_perpcs.pieces import Adapter, Factors, Piece, name_tensors, pieces_of
+from fl_perpcs.pieces import Adapter, Factors, Piece, name_factors, name_tensors, pieces_of
 from fl_perpcs.pool import Stack, check_base, name_stacks, number_name, stacks_of
 from fl_perpcs.references import referred
 from fl_perpcs.wire import decode, encode
@@ -241,18 +241,16 @@ def unpack_recipe(message: Message, sites: Sequence[str]) -> Recipe:
 
 def pack_factors(adapter: Adapter, factors: str) -> ArrayRecord:
     """Write only A, only B or both of an adapter: ``factors`` is "A", "B" or "AB"."""
-    return _pack(
-        {
-            f"{site}.lora_{name}": getattr(both, name)
-            for site, both in adapter.items()
-            for name in factors
-        }
-    )
+    return _pack(name_factors(adapter, factors))
 
 
 def unpack_factors(record: ArrayRecord, start: Adapter) -> Adapter:
     """Read factors back; those that the record lacks are ``start``'s."""
-    tensors = _unpack(record)
+    return fill_factors(_unpack(record), start)
+
+
+def fill_factors(tensors: Mapping[str, torch.Tensor], start: Adapter) -> Adapter:
+    """Return an adapter with the factors among the tensors in place of ``start``'s."""
     return {
         site: Factors(tensors.get(f"{site}.lora_A", A), tensors.get(f"{site}.lora_B", B))
         for site, (A, B) in start.items()

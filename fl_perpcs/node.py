@@ -6,15 +6,16 @@ stays behind between messages: a reply depends on the message and the user's dat
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from flwr.app import Context, Message
+from flwr.app import ConfigRecord, Context, Message
 
 from fl_perpcs.config import Config, worker_config
 from fl_perpcs.data import Example, Source, User, open_source
+from fl_perpcs.disk import Drawer
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.lm import (
     LM,
@@ -25,8 +26,14 @@ from fl_perpcs.lm import (
     put_adapter,
     shapes_of,
 )
-from fl_perpcs.messages import ADAPTATION, arrays_of, open_envelope, unpack_adapter
-from fl_perpcs.pieces import Adapter
+from fl_perpcs.messages import (
+    ADAPTATION,
+    adapter_of,
+    arrays_of,
+    open_envelope,
+    unpack_adapter,
+)
+from fl_perpcs.pieces import Adapter, name_factors
 from fl_perpcs.prompts import (
     Preamble,
     Prompt,
@@ -150,10 +157,7 @@ def open_job(message: Message, context: Context, *, target: bool = False) -> Job
     source = _source(config)
     if user_id not in hosted_users(source, context):
         raise PerPcsError(f"this node does not host user {user_id!r}")
-    adaptation = None
-    if ADAPTATION in message.content.array_records:
-        adaptation = unpack_adapter(arrays_of(message, ADAPTATION))
-    lm = _base_llm(config, adaptation)
+    lm = _base_llm(config, *_adaptation(message))
     roles = config.roles
     limits = [roles.max_history, roles.target_history if target else 0]
     limit = min((n for n in limits if n), default=0)
@@ -198,16 +202,32 @@ def worker_facts(start: float) -> dict[str, int | float]:
     }
 
 
+def _adaptation(message: Message) -> tuple[str, Callable[[], Adapter]]:
+    """Return the digest of a message's task adapter, "" for none, and how to get it.
+
+    It is sent once; later messages name what this node has on disk.
+    """
+    if ADAPTATION in message.content.array_records:
+        adapter = unpack_adapter(arrays_of(message, ADAPTATION))
+        digest = adapter_digest(adapter)
+        drawer = Drawer("adaptation", digest)
+        if not drawer.has("adapter"):
+            drawer.put("adapter", name_factors(adapter))
+        return digest, lambda: adapter
+    record = message.content.config_records.get(ADAPTATION, ConfigRecord())
+    digest = str(record.get("digest", ""))
+    return digest, lambda: adapter_of(Drawer("adaptation", digest).take("adapter")[0])
+
+
 @cache
 def _source(config: Config) -> Source:
     return open_source(config)
 
 
-def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
+def _base_llm(config: Config, wanted: str, adaptation: Callable[[], Adapter]) -> LM:
     """Return the base LLM with the adaptation merged into it, slot and counts as at the start."""
     global _loads
     key = repr((config.lm, config.lora))
-    wanted = adapter_digest(adaptation) if adaptation else ""
     usable = _loaded and _loaded[0].key == key and _loaded[0].adaptation in ("", wanted)
     if not usable:
         _loaded.clear()
@@ -216,8 +236,8 @@ def _base_llm(config: Config, adaptation: Adapter | None) -> LM:
         _loaded.append(_Loaded(key, "", load_lm(config)))
         _loads += 1
     loaded = _loaded[0]
-    if adaptation and loaded.adaptation != wanted:
-        merge_into_base(loaded.lm, adaptation)
+    if wanted and loaded.adaptation != wanted:
+        merge_into_base(loaded.lm, adaptation())
         loaded.adaptation = wanted
     put_adapter(loaded.lm, initial_adapter(shapes_of(loaded.lm), config.lora.rank, config.seed))
     loaded.lm.passes.forward = loaded.lm.passes.backward = 0

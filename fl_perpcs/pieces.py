@@ -71,6 +71,15 @@ def join(pieces: Iterable[Piece]) -> Adapter:
     return {piece.site: Factors(piece.A, piece.B) for piece in pieces}
 
 
+def name_factors(adapter: Adapter, factors: str = "AB") -> dict[str, Tensor]:
+    """Return an adapter, or one of its factors, as tensors ``<site>.lora_A``, ``<site>.lora_B``."""
+    return {
+        f"{site}.lora_{name}": getattr(both, name)
+        for site, both in adapter.items()
+        for name in factors
+    }
+
+
 def name_tensors(pieces: Iterable[Piece]) -> dict[str, Tensor]:
     """Return pieces as tensors ``<site>.lora_A``, ``<site>.lora_B`` and ``<site>.gate``."""
     return {

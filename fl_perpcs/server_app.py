@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from flwr.app import Context, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fl_perpcs.adaptation import flower_strategy, task_adapter
@@ -15,7 +15,7 @@ from fl_perpcs.data import open_source
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.grid import POLL_SECONDS, PhaseError, UserGrid, client_error
 from fl_perpcs.ledger import Ledger, MeteredGrid
-from fl_perpcs.lm import site_shapes
+from fl_perpcs.lm import adapter_digest, site_shapes
 from fl_perpcs.messages import ADAPTATION, info_of, pack_adapter
 from fl_perpcs.phases import Phases, Setting, evaluation, run_phases
 from fl_perpcs.pieces import save_peft
@@ -79,7 +79,11 @@ def run_federation(grid: Grid, config: Config, run: Run) -> None:
         adapter = task_adapter(config, spec, user_grid.only(roles.base, "adapt"), adapt_by)
         if adapter:
             save_peft(adapter, run.folder / "adaptation", scale=spec.scale, base=config.lm.name)
-            user_grid = replace(user_grid, attached={ADAPTATION: pack_adapter(adapter)})
+            user_grid = replace(
+                user_grid,
+                attached={ADAPTATION: pack_adapter(adapter)},
+                later={ADAPTATION: ConfigRecord({"digest": adapter_digest(adapter)})},
+            )
         setting = Setting(config, run, members, roles, spec, adapter)
         run_phases(with_references(setting, strategy), user_grid, config.seed)
     finally:

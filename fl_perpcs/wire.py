@@ -7,7 +7,7 @@ float32       4            none
 bfloat16      2            at most 2⁻⁸ of the value
 float16       2            at most 2⁻¹¹ of the value; values over 65,504 cannot be sent
 int8          1            at most 1/254 of the largest value in the row, which adds a
-                           float32 scale; a row is along the longer of the last two axes
+                           float32 scale; a row is along the last axis, of B along d_out
 ============  ===========  ==================================================================
 
 Formats tell themselves apart by the arrays' types, so a reader needs no setting. Integers travel
@@ -55,7 +55,7 @@ def encode(tensors: Mapping[str, Tensor], how: str = "float32") -> dict[str, np.
         if not x.is_floating_point():
             arrays[name] = (x if x.dtype == torch.uint8 else x.to(torch.int32)).numpy()
         elif how == "int8":
-            arrays[name], arrays[name + SCALE] = _quantized(x.float())
+            arrays[name], arrays[name + SCALE] = _quantized(x.float(), row_axis(name))
         elif how == "bfloat16":
             arrays[name] = x.to(torch.bfloat16).view(torch.uint16).numpy()
         elif how == "float16":
@@ -94,12 +94,17 @@ def decode(arrays: Mapping[str, np.ndarray]) -> dict[str, Tensor]:
     return tensors
 
 
-def encoded_bytes(shape: tuple[int, ...], how: str = "float32") -> int:
+def row_axis(name: str) -> int:
+    """Return the axis of an array that a row of int8 is along: B has few columns and many rows."""
+    return -2 if name.endswith("lora_B") else -1
+
+
+def encoded_bytes(shape: tuple[int, ...], how: str = "float32", axis: int = -1) -> int:
     """Return the bytes of floats of a shape in a format, without any header."""
     count = int(np.prod(shape))
     if how != "int8":
         return count * {"float32": 4, "bfloat16": 2, "float16": 2}[how]
-    return count + 4 * (count // shape[_row_axis(shape)] if count else 0)
+    return count + 4 * (count // shape[axis] if count else 0)
 
 
 def _tensor(array: np.ndarray) -> Tensor:
@@ -107,14 +112,8 @@ def _tensor(array: np.ndarray) -> Tensor:
     return torch.tensor(array)
 
 
-def _quantized(x: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _quantized(x: Tensor, axis: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the nearest of 255 evenly spaced values around 0, and the spacing, for each row."""
-    axis = _row_axis(tuple(x.shape))
     scale = x.abs().amax(dim=axis, keepdim=True) / 127
     steps = torch.where(scale > 0, x / scale, 0.0).round()
     return steps.to(torch.int8).numpy(), scale.numpy()
-
-
-def _row_axis(shape: tuple[int, ...]) -> int:
-    """Return the longer of the last two axes: fewer rows need fewer scales."""
-    return -2 if len(shape) > 1 and shape[-2] > shape[-1] else -1

@@ -10,8 +10,8 @@ from test_federation import federation
 
 from fl_perpcs import client_app, server_app
 from fl_perpcs.config import ConfigError, load_config
+from fl_perpcs.disk import Drawer
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.exchange.disk import Drawer
 from fl_perpcs.ledger import read_ledger
 from fl_perpcs.messages import tensors_of, unpack_request
 from fl_perpcs.paths import home
@@ -91,7 +91,7 @@ def outcome(folder: Path) -> dict[str, object]:
 
 
 def _task_adapter(folder: Path) -> int:
-    """Return the bytes of the task adapter, which goes along with every message."""
+    """Return the bytes of the task adapter, which goes along with each user's first message."""
     return next(e.arrays for e in read_ledger(folder) if e.phase.startswith("adapt") and e.arrays)
 
 
@@ -220,9 +220,7 @@ def test_a_second_assembly_costs_what_has_changed(run, small_config):
     def pool_bytes(folder: Path) -> int:
         return sum(e.arrays for e in read_ledger(folder) if e.message == "evaluate.assembled")
 
-    # The task adapter goes along with every message: with nothing else, they are all alike.
-    adaptation = _task_adapter(first)
-    assert pool_bytes(again) == 3 * adaptation < pool_bytes(first) / 2
+    assert pool_bytes(again) == 0 < pool_bytes(first)
 
 
 def test_the_server_sees_queries_only_where_it_matches(spied):
@@ -260,12 +258,12 @@ def test_a_request_for_a_piece_that_is_not_there_is_refused(run, monkeypatch):
 def test_a_node_that_has_lost_its_state_says_so(run, monkeypatch):
     monkeypatch.setattr(Drawer, "take", lambda self, name: Drawer("other").take_(name))
     monkeypatch.setattr(Drawer, "take_", lambda self, name: _gone(self, name), raising=False)
-    with pytest.raises(PerPcsError, match="did not see the start of the exchange"):
+    with pytest.raises(PerPcsError, match="did not see an earlier message"):
         run(ONE_SHOT)
 
 
 def _gone(drawer: Drawer, name: str):
-    raise PerPcsError("this node did not see the start of the exchange")
+    raise PerPcsError("this node did not see an earlier message")
 
 
 def test_a_drawer_keeps_tensors_and_facts_and_no_users_name_is_in_its_path():
@@ -278,7 +276,7 @@ def test_a_drawer_keeps_tensors_and_facts_and_no_users_name_is_in_its_path():
     assert "etc" not in str(drawer.folder.relative_to(home()))
     drawer.clear()
     assert not drawer.has("x")
-    with pytest.raises(PerPcsError, match="did not see the start of the exchange"):
+    with pytest.raises(PerPcsError, match="did not see an earlier message"):
         drawer.take("x")
 
 
@@ -304,3 +302,15 @@ def test_replies_tell_how_long_they_took_in_every_phase(run):
     folder = run(LAYERWISE)
     phases = {row["phase"] for row in read_lines(folder / "workers.jsonl")}
     assert {"send gates", "send pieces 1", "evaluate assembled"} <= phases
+
+
+def test_the_task_adapter_is_sent_to_each_user_once(spied):
+    _, sent, _ = spied({**LAYERWISE, "evaluation.references": "base,oppu"})
+    first: dict[str, list[bool]] = {}
+    for message in sent:
+        if "adaptation" in message.content and message.metadata.message_type != "train":
+            user = str(message.content["envelope"]["user"])
+            first.setdefault(user, []).append("adaptation" in message.content.array_records)
+    assert len(first) > 3
+    for along in first.values():
+        assert along[0] and not any(along[1:])

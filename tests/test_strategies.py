@@ -130,23 +130,30 @@ def test_ffa_lora_never_changes_or_sends_a(small_config):
         assert B.abs().sum() > 0
 
 
-def test_fedsa_lora_shares_a_alone_and_gives_each_its_own_b_back(small_config):
+def test_fedsa_lora_shares_a_alone_and_gives_each_its_own_b_back(small_config, monkeypatch):
+    train, rounds = users.train_round, {}
+
+    def spy(job, received, factors):
+        adapter, loss = train(job, received, factors)
+        rounds.setdefault(job.user.id, []).append((received, adapter))
+        return adapter, loss
+
+    monkeypatch.setattr(users, "train_round", spy)
     config, sent = spied(small_config({"strategy.name": "fedsa-lora", **ROUNDS}))
-    first, second = {}, {}
     for message in sent_of(sent, "train.average"):
-        assert all(n.endswith(".lora_A") for n in message.content.array_records["arrays"])
-        user = str(message.content["envelope"]["user"])
-        (second if user in first else first)[user] = message
-    assert first.keys() == second.keys() and len(first) > 1
-    kept = {}
-    for user in first:
-        assert "kept" not in first[user].content
-        kept[user] = {
-            name: array.numpy() for name, array in arrays_of(second[user], "kept").items()
-        }
-        assert all(name.endswith(".lora_B") and b.any() for name, b in kept[user].items())
-    one, other, *_ = kept.values()
-    assert any((one[name] != other[name]).any() for name in one)
+        arrays = message.content.array_records
+        assert all(n.endswith(".lora_A") for n in arrays["arrays"])
+        assert not any(n.endswith(".lora_B") for n in arrays)
+    assert len(rounds) > 1
+    for (first, trained), (second, _) in rounds.values():
+        for site in first:
+            assert not first[site].B.any()
+            assert trained[site].B.any()
+            assert torch.equal(second[site].B, trained[site].B)
+            assert not torch.equal(second[site].A, trained[site].A)  # the mean's
+    (_, one), _ = rounds.popitem()[1]
+    (_, other), _ = rounds.popitem()[1]
+    assert any(not torch.equal(one[site].B, other[site].B) for site in one)
     # What a target is given has no B: it trains its own.
     assert all(not B.any() for _, B in given_adapter(sent).values())
     rows = [r for r in read_lines(folder_of(config) / "metrics.jsonl") if "loss" in r]

@@ -8,7 +8,6 @@ server_match  the target sends queries, the server chooses, merges and returns f
 ------------  -------------------------------------------------------------------------------
 offer         the pool as the server hands it out
 target        what a target does in the middle of an exchange
-disk          what a target keeps on its node between messages
 costs         bytes and round trips of each protocol, in closed form
 ============  ===============================================================================
 

@@ -16,6 +16,7 @@ from fl_perpcs.assembly.passes import averaged
 from fl_perpcs.exchange.offer import METHOD, Offer
 from fl_perpcs.messages import info_of, pack_tensors, tensors_of
 from fl_perpcs.phases import Phase, Phases, Setting, evaluation
+from fl_perpcs.pieces import name_factors
 from fl_perpcs.seeds import assembly_seed, derive_seed
 
 Queries = dict[str, torch.Tensor]
@@ -32,12 +33,7 @@ def server_match(setting: Setting, offer: Offer) -> Phases:
 
     def content(user: str) -> RecordDict:
         adapter = cook(recipes[user], offer.stacks, merge_how)
-        factors = {
-            f"{site}.lora_{name}": getattr(both, name)
-            for site, both in adapter.items()
-            for name in "AB"
-        }
-        return RecordDict({"adapter": pack_tensors(factors, how)})
+        return RecordDict({"adapter": pack_tensors(name_factors(adapter), how)})
 
     yield evaluation(setting, METHOD, content, action="finished")
     named = {user: offer.named(recipe) for user, recipe in recipes.items()}

@@ -19,7 +19,7 @@ from fl_perpcs.assembly.passes import (
     over_history,
 )
 from fl_perpcs.assembly.stages import Front, ask
-from fl_perpcs.exchange.disk import Drawer
+from fl_perpcs.disk import Drawer
 from fl_perpcs.node import Job
 from fl_perpcs.pieces import Adapter, Factors
 from fl_perpcs.pool import Stack, name_stacks, stacks_of

@@ -1,14 +1,14 @@
-"""What a target keeps on its own node between the messages of an exchange.
+"""What a node keeps of its users between messages: worker processes remember nothing.
 
-Worker processes remember nothing of a user, so it is on disk: ``$PERPCS_HOME/clients``, one folder
-for each user, named by a digest of the id. Hidden states of the history are among it; none of it is
-ever sent.
+It is on the node's own disk, in ``$PERPCS_HOME/clients``; file names are digests, never user ids.
+Hidden states of histories are among it; none of it is ever sent. What is a week old goes.
 """
 
 import hashlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from torch import Tensor
 
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.paths import home
+
+WEEK = 7 * 24 * 3600
 
 
 class Drawer:
@@ -31,11 +33,13 @@ class Drawer:
     """
 
     def __init__(self, *parts: str) -> None:
-        names = [hashlib.sha256(part.encode()).hexdigest()[:24] for part in parts]
-        self.folder = home().joinpath("clients", *names)
+        text = "\x1f".join(parts)
+        self.folder = home() / "clients" / hashlib.sha256(text.encode()).hexdigest()[:24]
 
     def put(self, name: str, tensors: Mapping[str, Tensor], facts: Any = None) -> None:
         """Write a set, whole or not at all, in place of the one of this name."""
+        if not self.folder.exists():
+            _remove_old(self.folder.parent)
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self._path(name)
         temporary = path.with_name(f".{path.name}.{os.getpid()}")
@@ -61,8 +65,8 @@ class Drawer:
                 return tensors, json.loads(file.metadata()["facts"])
         except FileNotFoundError:
             raise PerPcsError(
-                f"{self._path(name)} is not there: this node did not see the start of the"
-                " exchange, or its PERPCS_HOME has changed; run again"
+                f"{self._path(name)} is not there: this node did not see an earlier message, or"
+                " its PERPCS_HOME has changed; run again"
             ) from None
 
     def has(self, name: str) -> bool:
@@ -75,3 +79,13 @@ class Drawer:
 
     def _path(self, name: str) -> Path:
         return self.folder / f"{name}.safetensors"
+
+
+def _remove_old(root: Path) -> None:
+    """Remove what nobody has written to for a week: runs that did not come to their end."""
+    for folder in root.glob("*"):
+        try:
+            if time.time() - folder.stat().st_mtime > WEEK:
+                shutil.rmtree(folder, ignore_errors=True)
+        except FileNotFoundError:
+            pass  # another worker was faster
