@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, PercentFormatter
 
-from fl_perpcs.results import titled
+from fl_perpcs.results import lower_is_better, titled
 
 STYLE: Any = {
     "font.size": 9,
@@ -78,6 +78,44 @@ def cost_figure(rows: Sequence[Row], metric: str, path: Path) -> None:
         for column in range(columns):
             part = names[column * length : (column + 1) * length]
             figure.text(0.06 + 0.235 * column, -0.02, "\n".join(part), va="top", fontsize=7.5)
+        _save(figure, path)
+
+
+def pareto_figure(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
+    """Draw quality against all bytes of a target's exchange; a line through what nobody beats."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(5.2 * len(metrics) + 0.4, 4.4))
+        panels = figure.subplots(1, len(metrics), squeeze=False)[0]
+        # A method that sends nothing is drawn at one byte.
+        sent = [max(1.0, row["traffic"]["down"] + row["traffic"]["up"]) for row in rows]
+        for axes, metric in zip(panels, metrics, strict=True):
+            values = [row["scores"][metric]["value"] for row in rows]
+            sign = -1 if lower_is_better(metric) else 1
+            order = sorted(range(len(rows)), key=lambda i: (sent[i], -sign * values[i]))
+            front: list[int] = []
+            for i in order:
+                if not front or sign * values[i] > sign * values[front[-1]]:
+                    front.append(i)
+            axes.step(
+                [sent[i] for i in front],
+                [values[i] for i in front],
+                where="post",
+                color=ORANGE,
+                linewidth=1,
+            )
+            for i, (x, y) in enumerate(zip(sent, values, strict=True)):
+                axes.plot(x, y, "o", color=ORANGE if i in front else BLUE, markersize=4)
+                axes.annotate(str(i + 1), (x, y), (3, 3), textcoords="offset points", fontsize=6.5)
+            axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(EngFormatter("B"))
+            axes.set_xlabel("bytes to and from a target")
+            axes.set_ylabel(titled(metric))
+        names = [f"{number} {row['method']}" for number, row in enumerate(rows, start=1)]
+        columns = 3
+        length = -(-len(names) // columns)
+        for column in range(columns):
+            part = names[column * length : (column + 1) * length]
+            figure.text(0.06 + 0.31 * column, -0.02, "\n".join(part), va="top", fontsize=7)
         _save(figure, path)
 
 

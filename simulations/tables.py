@@ -7,6 +7,8 @@ from fl_perpcs.results import LOSS, titled
 
 Row = Mapping[str, Any]
 
+_UNITS = (" B", " kB", " MB", " GB", " TB")
+
 
 def comparison_table(rows: Sequence[Row], metric: str) -> str:
     """Return methods down, and across: metric and loss with 95 % intervals, gains and costs."""
@@ -37,6 +39,37 @@ def comparison_table(rows: Sequence[Row], metric: str) -> str:
         ]
         lines.append(_line(cells))
     return "\n".join(lines) + "\n"
+
+
+def traffic_table(rows: Sequence[Row], metric: str) -> str:
+    """Return methods down, and across: bytes of a target and a sharer, and quality."""
+    names = list(dict.fromkeys((LOSS, metric)))
+    heads = ["method", "to a target", "from a target", "round trips", "as serialized"]
+    heads += ["stored", "from a sharer", "to a sharer"]
+    for name in names:
+        heads += [titled(name), f"{name}: share of OPPU's gain"]
+    heads.append("formula off by")
+    lines = [_line(heads), _line(["---"] + ["---:"] * (len(heads) - 1))]
+    for row in rows:
+        traffic = row["traffic"]
+        cells = [str(row["method"]), si_bytes(traffic["down"]), si_bytes(traffic["up"])]
+        cells += [f"{traffic['round-trips']:g}", si_bytes(traffic["wire"])]
+        cells.append(si_bytes(row["costs"]["stored-bytes"]))
+        cells += [si_bytes(traffic["shared"]), si_bytes(traffic["received"])]
+        for name in names:
+            found = row["scores"][name]
+            cells.append(f"{found['value']:.3f}")
+            cells.append("" if found["gain"] is None else _percent(found["gain"]))
+        cells.append(f"{100 * traffic['off']:.2g} %")
+        lines.append(_line(cells))
+    return "\n".join(lines) + "\n"
+
+
+def si_bytes(count: float) -> str:
+    """Return bytes with three digits and a unit: 12.3 kB."""
+    power = min((len(str(round(count))) - 1) // 3, 4)
+    number = count / 1000**power
+    return (f"{number:.0f}" if number >= 100 else f"{number:.3g}") + _UNITS[power]
 
 
 def rival_table(rows: Sequence[Row], metrics: Sequence[str]) -> str:

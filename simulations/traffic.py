@@ -11,8 +11,8 @@ from pathlib import Path
 
 from fl_perpcs.config import Config
 from fl_perpcs.exchange import costs
-from fl_perpcs.exchange.costs import HEADER, Cost, Counts, Sizes
-from fl_perpcs.ledger import NO_PHASE, Entry
+from fl_perpcs.exchange.costs import HEADER, INT, Cost, Counts, Sizes
+from fl_perpcs.ledger import NO_PHASE, Entry, read_ledger
 from fl_perpcs.pool import load_pool
 from fl_perpcs.runs import open_run, read_json
 from fl_perpcs.selection import WITHOUT_EMBEDDINGS
@@ -27,6 +27,8 @@ AVERAGING = {
 """Strategies that average, and what they train and share."""
 PARTS = ("adaptation", "sharing", "targets")
 """What traffic is told by: base LLM adaptation, what sharers send, what targets exchange."""
+
+CHECK = "check the pool"
 
 Traffic = dict[str, Cost]
 """By part, summed over its users; round trips are those of one user."""
@@ -87,7 +89,8 @@ def measured(entries: list[Entry]) -> Traffic:
         own = [e for e in entries if _part_of(e) == part]
         trips: dict[str, int] = {}
         for entry in own:
-            trips[entry.user] = trips.get(entry.user, 0) + (entry.direction == "up")
+            answers = entry.direction == "up" and entry.phase != CHECK  # which is one user's alone
+            trips[entry.user] = trips.get(entry.user, 0) + answers
         found[part] = Cost(
             sum(e.arrays for e in own if e.direction == "down"),
             sum(e.arrays for e in own if e.direction == "up"),
@@ -132,7 +135,20 @@ def facts_of(folder: Path) -> Facts:
         pool,
         asked,
         sum(rows) / len(rows),
+        _lacking(folder, pool, len(shapes)) if config.exchange.cache else None,
     )
+
+
+def _lacking(folder: Path, pool: Counts, sites: int) -> Counts:
+    """Return what targets said that their caches lacked, spread over the sites."""
+    asked = [
+        entry.arrays
+        for entry in read_ledger(folder)
+        if entry.message == "query.lacking" and entry.direction == "up"
+    ]
+    pieces = (sum(asked) / len(asked) - 2 * HEADER - INT * sites) / INT
+    share = pieces / sum(pool.values())
+    return {site: share * n for site, n in pool.items()} if pieces else {}
 
 
 def _part_of(entry: Entry) -> str:

@@ -60,6 +60,19 @@ def test_the_formula_of_a_protocol_is_its_ledger(small_config, protocol, how):
     check(federation(small_config(changes)))
 
 
+def test_the_formula_of_a_cache_knows_what_it_has(small_config):
+    values = {"exchange.cache": True, "evaluation.references": "", "sharers.count": 2}
+    first = federation(small_config({**values, "seed": 5}, folder="first"))
+    borrowed = {
+        "sharers.pool": str(first / "pool"),
+        "adaptation.mode": "load",
+        "adaptation.adapter": str(first / "adaptation"),
+    }
+    again = federation(small_config({**values, **borrowed, "seed": 5}, folder="again"))
+    assert facts_of(again).lacking == {}
+    check(again)
+
+
 @pytest.mark.parametrize("name", sorted(REGISTRY))
 def test_the_formula_of_a_strategy_is_its_ledger(small_config, tmp_path, name):
     changes = {**changes_for(name, tmp_path), "evaluation.references": ""}

@@ -1,0 +1,92 @@
+"""What methods send and what it buys: ``python -m simulations.communication STUDY [--out FOLDER]``.
+
+Every method and seed is a Flower run with a ledger, resumed like those of
+:mod:`simulations.compare`. The folder then gets ``communication.json``, ``communication.md`` and
+``pareto.png``.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from fl_perpcs.exchange.costs import Cost
+from fl_perpcs.ledger import FILE, read_ledger
+from fl_perpcs.results import LOSS
+from fl_perpcs.runs import open_run, write_atomically
+from simulations.command import NoRun, Out, Show, StudyFile, carry_out
+from simulations.drawing import pareto_figure
+from simulations.running import run_folder
+from simulations.scoring import score_study
+from simulations.study import Study
+from simulations.tables import traffic_table
+from simulations.traffic import PARTS, expected, facts_of, measured
+
+Row = dict[str, Any]
+
+
+def main(study: StudyFile, out: Out = None, show: Show = False, no_run: NoRun = False) -> None:
+    """Run a study and write what every method sends and how good it is."""
+    carry_out(study, out, show, no_run, write_communication)
+
+
+def write_communication(study: Study, folder: Path) -> Path:
+    """Write ``communication.json``, ``communication.md`` and ``pareto.png``."""
+    rows = score_study(study, folder)
+    for row in rows:
+        row["traffic"] = traffic_of(study, folder, row["method"])
+    rows = [row for row in rows if row["traffic"]]
+    metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
+    write_atomically(folder / "communication.json", json.dumps(rows, indent=1))
+    write_atomically(folder / "communication.md", traffic_table(rows, metric))
+    pareto_figure(rows, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
+    return folder / "communication.md"
+
+
+def traffic_of(study: Study, out: Path, method: str) -> Row:
+    """Return a method's mean traffic over the seeds; {} if a run is older than the ledger.
+
+    Returns
+    -------
+    dict of str to float
+        ``down`` and ``up``: bytes of arrays of one target; ``wire``: all bytes of its exchange as
+        serialized; ``round-trips``; ``shared``: bytes that one sharer sends in all, ``received``:
+        that it is sent; ``off``: the largest relative error of the closed form over parts and
+        directions.
+    """
+    found: list[Row] = []
+    for seed in study.seeds:
+        folder = run_folder(out, seed, method)
+        if not (folder / FILE).is_file():
+            return {}
+        entries, facts = read_ledger(folder), facts_of(folder)
+        counted, told = measured(entries), expected(open_run(folder)[1], facts)
+        target = counted["targets"]
+        # Reports to the researcher and the first contact's task adapter are no part of a method.
+        targets = [e for e in entries if e.phase.startswith(("evaluate", "send", "ask", "compare"))]
+        wire = sum(e.wire - e.report for e in targets) / facts.targets
+        sharing = counted["sharing"]
+        found.append(
+            {
+                "down": target.down / facts.targets,
+                "up": target.up / facts.targets,
+                "wire": wire,
+                "round-trips": target.round_trips,
+                "shared": sharing.up / facts.sharers,
+                "received": sharing.down / facts.sharers,
+                "off": max(_off(counted[part], told[part]) for part in PARTS),
+            }
+        )
+    means = {key: sum(row[key] for row in found) / len(found) for key in found[0]}
+    return {**means, "off": max(row["off"] for row in found)}
+
+
+def _off(counted: Cost, told: Cost) -> float:
+    """Return the larger relative error of both directions."""
+    pairs = ((counted.down, told.down), (counted.up, told.up))
+    return max(abs(b - a) / a if a else float(b != 0) for a, b in pairs)
+
+
+if __name__ == "__main__":
+    typer.run(main)
