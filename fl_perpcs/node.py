@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
+import psutil
 import torch
 from flwr.app import ConfigRecord, Context, Message
 
@@ -192,12 +193,14 @@ def worker_facts(start: float) -> dict[str, int | float]:
     Returns
     -------
     dict of str to int or float
-        ``seconds``, ``pid``, ``lm-loads`` (base LLMs loaded so far) and ``gpu-bytes`` (peak).
+        ``seconds``, ``pid``, ``lm-loads`` (base LLMs loaded so far), ``memory`` (bytes that the
+        process takes) and ``gpu-bytes`` (peak).
     """
     return {
         "seconds": time.perf_counter() - start,
         "pid": os.getpid(),
         "lm-loads": _loads,
+        "memory": psutil.Process().memory_info().rss,
         "gpu-bytes": torch.cuda.max_memory_allocated() if torch.cuda.is_available() else 0,
     }
 

@@ -28,6 +28,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
 import tomli_w
 
 from fl_perpcs.config import Config, load_config, read_config_file
@@ -48,8 +49,9 @@ class Run:
         self._append("events.jsonl", {"time": round(time.time(), 3), "event": event, **fields})
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Tell how far a phase is, in users."""
-        self.event("phase", phase=phase, done=done, total=total)
+        """Tell how far a phase is, in users, and how much memory this process takes, in bytes."""
+        memory = psutil.Process().memory_info().rss
+        self.event("phase", phase=phase, done=done, total=total, memory=memory)
 
     def record(
         self, phase: str, user: str, metrics: Mapping[str, Any], worker: Mapping[str, Any]

@@ -119,6 +119,23 @@ def pareto_figure(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> No
         _save(figure, path)
 
 
+def plan_figure(sharers: Sequence[int], series: Mapping[str, Sequence[float]], path: Path) -> None:
+    """Draw what a target exchanges against the number of sharers, by protocol."""
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(6.2, 3.4), layout="constrained")
+        axes = figure.subplots()
+        for (name, values), marker in zip(series.items(), "osv^D", strict=False):
+            axes.plot(sharers, values, marker=marker, markersize=4, linewidth=1, label=name)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_formatter(EngFormatter("B"))
+        axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.set_xlabel("sharers")
+        axes.set_ylabel("bytes to and from a target")
+        axes.legend(frameon=False, fontsize=8)
+        _save(figure, path)
+
+
 def hubness_figure(
     choices: Mapping[str, Sequence[Mapping[str, float]]], notes: Mapping[str, str], path: Path
 ) -> None:

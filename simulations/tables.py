@@ -65,6 +65,24 @@ def traffic_table(rows: Sequence[Row], metric: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
+    """Return a table whose first columns are words and the others numbers."""
+    ruler = ["---"] * words + ["---:"] * (len(heads) - words)
+    return "\n".join(map(_line, [heads, ruler, *rows])) + "\n"
+
+
+def seconds(count: float) -> str:
+    """Return a time in seconds, minutes or hours, with two digits."""
+    for unit, size in (("h", 3600), ("min", 60)):
+        if count >= 2 * size:
+            return (
+                f"{count / size:,.0f} {unit}"
+                if count >= 10 * size
+                else f"{count / size:.1f} {unit}"
+            )
+    return f"{count:.0f} s" if count >= 10 else f"{count:.1f} s"
+
+
 def si_bytes(count: float) -> str:
     """Return bytes with three digits and a unit: 12.3 kB."""
     power = min((len(str(round(count))) - 1) // 3, 4)

@@ -1,6 +1,7 @@
 """Personalized Pieces (Tan, Liu and Jiang, EMNLP 2024)."""
 
 from collections.abc import Generator
+from dataclasses import replace
 
 import torch
 from flwr.app import Message
@@ -18,11 +19,11 @@ def per_pcs(setting: Setting) -> Phases:
     ``recipes.json``. How a target assembles is the config's ``assembly``, ``rerank`` and
     ``mixing``; their defaults are the published method. How it gets at the pieces is ``exchange``.
     """
-    pool = yield from pool_of(setting)
-    population = None
+    # The pool itself is not kept: the offer holds its pieces.
+    offer = offered((yield from pool_of(setting)))
     if setting.config.assembly.scorer != "published":
-        population = yield from population_of(setting)
-    yield from find_protocol(setting.config)(setting, offered(pool, population))
+        offer = replace(offer, population=(yield from population_of(setting)))
+    yield from find_protocol(setting.config)(setting, offer)
 
 
 def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Tensor]]:

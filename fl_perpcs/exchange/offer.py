@@ -78,10 +78,10 @@ class Offer:
         }
 
 
-def offered(pool: Pool, population: dict[str, torch.Tensor] | None = None) -> Offer:
+def offered(pool: Pool) -> Offer:
     """Make a pool ready to be handed out."""
     sharers = tuple(sorted(pool.pieces))
-    return Offer(numbered(pool.stacks(), sharers), sharers, pool.fingerprint, population)
+    return Offer(numbered(pool.stacks(), sharers), sharers, pool.fingerprint)
 
 
 def with_recipes(
