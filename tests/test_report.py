@@ -16,8 +16,18 @@ import tomli_w
 
 from fl_perpcs.config import Config
 from fl_perpcs.errors import PerPcsError
+from fl_perpcs.ledger import Entry, Ledger
 from fl_perpcs.report import write_report
-from fl_perpcs.report.facts import Phase, by_group, choices, gains, layer_of, phases, scores
+from fl_perpcs.report.facts import (
+    Phase,
+    by_group,
+    choices,
+    gains,
+    layer_of,
+    phases,
+    scores,
+    traffic,
+)
 from fl_perpcs.report.page import number, size, span
 from fl_perpcs.report.plots import short
 
@@ -477,6 +487,20 @@ def test_gains_are_positive_where_a_user_is_better_off() -> None:
     assert gains(found, "pool-mean", "accuracy") == {"u": 0.5}
     assert gains(found, "pool-mean", "mae") == {"u": 0.25}
     assert gains(found, "empty", "loss") == {}
+
+
+def test_traffic_is_told_by_phase_in_the_order_of_the_ledger(tmp_path: Path) -> None:
+    entries = [
+        Entry("share", "a", "train.share", "down", 1, 2, 0, 2_000),
+        Entry("share", "a", "train.share", "up", 1, 2, 300, 5_000),
+        Entry("share", "b", "train.share", "down", 1, 2, 0, 1_000),
+        Entry("evaluate base", "c", "evaluate.base", "up", 0, 0, 70, 100),
+    ]
+    assert traffic(entries) == [("share", 2, 3_000, 5_000, 300), ("evaluate base", 1, 0, 100, 70)]
+    folder = fake_run(tmp_path)
+    assert "Communication" not in page_of(folder)
+    Ledger(entries).save(folder)
+    assert "Communication" in page_of(folder)
 
 
 def test_phases_last_from_the_line_before_to_their_last() -> None:

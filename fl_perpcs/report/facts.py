@@ -4,15 +4,17 @@ import json
 import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fl_perpcs.config import Config
 from fl_perpcs.errors import PerPcsError
+from fl_perpcs.ledger import DOWN, UP, Entry, read_ledger
+from fl_perpcs.ledger import FILE as LEDGER
 from fl_perpcs.results import LOSS, lower_is_better
 from fl_perpcs.runs import open_run, read_lines
 
@@ -37,6 +39,7 @@ class Facts:
     pool: dict[str, Any]
     """``sharers``, ``bytes``, ``sites`` and, if counted, ``pieces``."""
     choices: "Choices | None"
+    traffic: list["Traffic"] = field(default_factory=list)
 
     @property
     def main_metric(self) -> str:
@@ -98,6 +101,16 @@ class Choices:
         return bool(self.same_group.any() and not self.same_group.all())
 
 
+class Traffic(NamedTuple):
+    """Bytes of a phase as serialized, over all its users; ``report`` is what is only for us."""
+
+    phase: str
+    users: int
+    down: int
+    up: int
+    report: int
+
+
 def read_facts(folder: Path) -> Facts:
     """Read a finished run's folder.
 
@@ -133,6 +146,7 @@ def read_facts(folder: Path) -> Facts:
         scores=scores(results),
         pool=results.get("pool") or _pool(folder / "pool", manifest),
         choices=choices(recipes, results.get("sharers") or sharers, targets, groups),
+        traffic=traffic(read_ledger(folder)) if (folder / LEDGER).is_file() else [],
     )
 
 
@@ -178,6 +192,23 @@ def phases(events: Sequence[Mapping[str, Any]]) -> list[Phase]:
             users[name] = max(users[name], int(event.get("total") or 0))
         before = event
     return [Phase(name, seconds[name], count) for name, count in users.items()]
+
+
+def traffic(entries: Sequence[Entry]) -> list[Traffic]:
+    """Return what each phase sent in both directions, in the order of the ledger."""
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.phase, []).append(entry)
+    return [
+        Traffic(
+            phase,
+            len({entry.user for entry in own}),
+            sum(entry.wire for entry in own if entry.direction == DOWN),
+            sum(entry.wire for entry in own if entry.direction == UP),
+            sum(entry.report for entry in own),
+        )
+        for phase, own in found.items()
+    ]
 
 
 def scores(results: Mapping[str, Any]) -> Scores:

@@ -421,6 +421,26 @@ target pays before its first query, on average. {% endif %}
 </div>
 {% endif %}
 
+{% if facts.traffic %}
+<h2>Communication</h2>
+<p>Bytes as serialized, over all users of a phase; ledger.parquet has every message. What is
+reported to the researcher, such as answers and recipes, a real federation would keep on its
+nodes.</p>
+<div class="wide">
+<table>
+<thead><tr><th>phase</th><th class="n">users</th><th class="n">to users</th>
+<th class="n">from users</th><th class="n">of it reported</th></tr></thead>
+<tbody>
+{% for row in facts.traffic %}
+<tr><th>{{ row.phase }}</th><td class="n">{{ row.users | number }}</td>
+<td class="n">{{ row.down | size }}</td><td class="n">{{ row.up | size }}</td>
+<td class="n">{{ row.report | size }}</td></tr>
+{% endfor %}
+</tbody>
+</table>
+</div>
+{% endif %}
+
 {% if facts.phases %}
 <h2>Phases</h2>
 <div class="wide">
