@@ -252,6 +252,17 @@ class SharersSection(Section):
     adaptation must be the same (``adaptation.mode = "load"``)."""
 
 
+class PrivacySection(Section):
+    """What protects sharers (docs/privacy.md)."""
+
+    epsilon: Annotated[float, Field(ge=0)] = 0.0
+    """ε of one history item of a sharer, over adapter and gates together (DP-SGD); 0: off."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-4
+    """δ that goes with ε; smaller than one over the number of history items."""
+    clip: Rate = 0.3
+    """Largest norm of one history item's gradient."""
+
+
 class AssemblySection(Section):
     """How a target chooses pieces and merges them."""
 
@@ -409,6 +420,7 @@ class Config(Section):
     sharers: SharersSection = SharersSection()
     adapter: AdapterSection = AdapterSection()
     gates: GatesSection = GatesSection()
+    privacy: PrivacySection = PrivacySection()
     assembly: AssemblySection = AssemblySection()
     exchange: ExchangeSection = ExchangeSection()
     rerank: RerankSection = RerankSection()
@@ -566,6 +578,11 @@ def _conflicts(config: Config) -> list[str]:
             'lm.dtype = "float16" cannot be trained on the CPU; use float32 or bfloat16'
         )
     problems += _exchange_problems(config)
+    if config.privacy.epsilon and config.sharers.selection == "k-means":
+        problems.append(
+            f"privacy.epsilon = {config.privacy.epsilon:g} does not cover the history embeddings"
+            ' that sharers.selection = "k-means" asks for; set it to "random" or "most-active"'
+        )
     if config.assembly.selection == "sample":
         assembly = config.assembly
         if assembly.top_k > assembly.sample_top_k:

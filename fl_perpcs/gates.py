@@ -1,6 +1,6 @@
 """Gates: one vector per site that learns which inputs a frozen piece is for."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -41,7 +41,12 @@ def gated(lm: LM, gates: Gates) -> Iterator[None]:
 
 
 def train_gates(
-    lm: LM, encoded: Sequence[Encoded], settings: FitSection, *, seed: int
+    lm: LM,
+    encoded: Sequence[Encoded],
+    settings: FitSection,
+    *,
+    seed: int,
+    fit_by: Callable[..., list[float]] = fit,
 ) -> tuple[Gates, list[float]]:
     """Train the gates of the adapter in the slot, which stays frozen.
 
@@ -52,6 +57,8 @@ def train_gates(
         The sharer's history.
     settings : FitSection
     seed : int
+    fit_by : callable
+        :func:`fl_perpcs.training.fit`, or something with its signature.
 
     Returns
     -------
@@ -65,7 +72,7 @@ def train_gates(
         for site, (d_in, _) in shapes_of(lm).items()
     }
     with gated(lm, dict(gates)):
-        losses = fit(
+        losses = fit_by(
             lm.model,
             list(gates.values()),
             encoded,

@@ -91,16 +91,10 @@ def fit(
         )
     device = parameters[0].device
     start = [p.detach().clone() for p in parameters] if proximal_mu else []
-    optimizer = torch.optim.AdamW(
-        parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay
-    )
-    optimizer.zero_grad()  # an earlier fit may have failed half-way
-    schedule = get_scheduler(
-        settings.schedule, optimizer, num_warmup_steps=0, num_training_steps=settings.steps
-    )
+    optimizer, schedule = optimizer_of(parameters, settings)
     losses = []
     devices = [device] if device.type == "cuda" else []
-    with _only_training(model, parameters), torch.random.fork_rng(devices):
+    with only_training(model, parameters), torch.random.fork_rng(devices):
         torch.manual_seed(seed)
         stream = _batches(encoded, settings.batch_size, pad, seed)
         for _ in range(settings.steps):
@@ -122,6 +116,20 @@ def fit(
             optimizer.zero_grad()
             losses.append(step_loss)
     return losses
+
+
+def optimizer_of(
+    parameters: Sequence[torch.nn.Parameter], settings: FitSection
+) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+    """Return the optimizer of a training job and the schedule of its learning rate."""
+    optimizer = torch.optim.AdamW(
+        parameters, lr=settings.lr, betas=BETAS, weight_decay=settings.weight_decay
+    )
+    optimizer.zero_grad()  # an earlier fit may have failed half-way
+    schedule = get_scheduler(
+        settings.schedule, optimizer, num_warmup_steps=0, num_training_steps=settings.steps
+    )
+    return optimizer, schedule
 
 
 def mean_loss(model: Any, batches: Sequence[Batch], device: torch.device) -> float:
@@ -157,7 +165,7 @@ def _add_proximal_gradient(
 
 
 @contextmanager
-def _only_training(model: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
+def only_training(model: Any, parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
     """Let gradients reach these parameters alone, and leave the model as it was."""
     others = [p for p in model.parameters() if p.requires_grad]
     for parameter in others:

@@ -1,6 +1,7 @@
 """What a user does in each role, on its own data: the client's side of the algorithm."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch.nn.functional import cosine_similarity
@@ -18,6 +19,9 @@ from fl_perpcs.selection import shared_sites
 from fl_perpcs.text import Encoded, in_batches
 from fl_perpcs.training import fit, mean_loss
 
+Fit = Callable[..., list[float]]
+""":func:`fl_perpcs.training.fit`, or something with its signature."""
+
 
 def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter, float]:
     """Train the task adapter for one round on a base user's history, queries or both.
@@ -29,7 +33,11 @@ def adapt(job: Job, adapter: Adapter, proximal_mu: float = 0.0) -> tuple[Adapter
         Mean training loss of the round.
     """
     losses = _train_from(
-        job, adapter, job.config.adaptation, adaptation_examples(job)[0], proximal_mu
+        job,
+        adapter,
+        job.config.adaptation,
+        adaptation_examples(job)[0],
+        fit_by=partial(fit, proximal_mu=proximal_mu),
     )
     return take_adapter(job.lm), sum(losses) / len(losses)
 
@@ -63,13 +71,14 @@ def query_loss(job: Job, adapter: Adapter) -> tuple[float, int]:
     return mean_loss(job.lm.model, batches, job.lm.device), len(job.queries)
 
 
-def train_adapter(job: Job) -> list[float]:
+def train_adapter(job: Job, fit_by: Fit = fit) -> list[float]:
     """Train a user's own adapter on its history and leave it in the slot; return the losses.
 
     The same for sharers and for one adapter per user (OPPU, Tan et al., 2024), so that a
     target's reference differs from a sharer's adapter in nothing but the user.
     """
-    return _train_from(job, job.start_adapter(), job.config.adapter, job.history)
+    start = job.start_adapter()
+    return _train_from(job, start, job.config.adapter, job.history, fit_by=fit_by)
 
 
 def make_pieces(job: Job) -> tuple[list[Piece], dict[str, float]]:
@@ -79,21 +88,36 @@ def make_pieces(job: Job) -> tuple[list[Piece], dict[str, float]]:
     -------
     pieces : list of Piece
     metrics : dict of str to float
-        Losses of the first and last steps.
+        Losses of the first and last steps; with ``privacy.epsilon`` what was spent in their
+        place, as losses would tell of the history.
     """
-    adapter_losses = train_adapter(job)
-    gates, gate_losses = train_gates(job.lm, job.history, job.config.gates, seed=job.seed("gates"))
+    fit_by, facts = _private_fit(job) if job.config.privacy.epsilon else (fit, {})
+    adapter_losses = train_adapter(job, fit_by)
+    gates, gate_losses = train_gates(
+        job.lm, job.history, job.config.gates, seed=job.seed("gates"), fit_by=fit_by
+    )
     pieces = split(take_adapter(job.lm), gates)
     shared = set(
         shared_sites([p.site for p in pieces], job.config.sharers.ratio, job.seed("shared"))
     )
-    metrics = {
+    metrics = facts or {
         "adapter-loss-first": adapter_losses[0],
         "adapter-loss-last": adapter_losses[-1],
         "gate-loss-first": gate_losses[0],
         "gate-loss-last": gate_losses[-1],
     }
     return [piece for piece in pieces if piece.site in shared], metrics
+
+
+def _private_fit(job: Job) -> tuple[Fit, dict[str, float]]:
+    """Return how a sharer trains privately, and what it spends."""
+    # Here, as few runs need Opacus.
+    from fl_perpcs.privacy.dp_sgd import fit_privately, plan_privacy
+
+    job.history_batches(1)  # tells if no item is left
+    config = job.config
+    plan = plan_privacy(len(job.history), config.adapter, config.gates, config.privacy)
+    return partial(fit_privately, plan=plan), plan.facts
 
 
 def history_embedding(job: Job) -> torch.Tensor:
@@ -229,17 +253,16 @@ def _train_from(
     start: Adapter,
     settings: FitSection,
     encoded: list[Encoded],
-    proximal_mu: float = 0.0,
     factors: str = "AB",
+    fit_by: Fit = fit,
 ) -> list[float]:
     """Train the adapter in the slot on some of the user's examples, from a given one."""
     put_adapter(job.lm, start)
-    return fit(
+    return fit_by(
         job.lm.model,
         adapter_parameters(job.lm, factors),
         encoded,
         settings,
         pad=job.pad,
         seed=job.seed("adapter"),
-        proximal_mu=proximal_mu,
     )

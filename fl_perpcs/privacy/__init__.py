@@ -1,0 +1,6 @@
+"""Privacy: what protects those who share.
+
+============  ===============================================================================
+dp_sgd        differentially private training of adapters and gates, one ε for both
+============  ===============================================================================
+"""
