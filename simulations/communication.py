@@ -21,7 +21,7 @@ from simulations.running import run_folder
 from simulations.scoring import score_study
 from simulations.study import Study
 from simulations.tables import traffic_table
-from simulations.traffic import PARTS, expected, facts_of, measured
+from simulations.traffic import PARTS, expected, facts_of, first_contact, measured, part_of
 
 Row = dict[str, Any]
 
@@ -50,28 +50,26 @@ def traffic_of(study: Study, out: Path, method: str) -> Row:
     Returns
     -------
     dict of str to float
-        ``down`` and ``up``: bytes of arrays of one target; ``wire``: all bytes of its exchange as
-        serialized; ``round-trips``; ``shared``: bytes that one sharer sends in all, ``received``:
-        that it is sent; ``off``: the largest relative error of the closed form over parts and
-        directions.
+        ``down`` and ``up``: bytes of arrays of one target, without the task adapter that every
+        user is sent once; ``wire``: all of its messages as serialized, without reports;
+        ``round-trips``; ``shared``: bytes that one sharer sends in all, ``received``: that it is
+        sent; ``off``: the largest relative error of the closed form over parts and directions.
     """
     found: list[Row] = []
     for seed in study.seeds:
         folder = run_folder(out, seed, method)
         if not (folder / FILE).is_file():
             return {}
-        entries, facts = read_ledger(folder), facts_of(folder)
-        counted, told = measured(entries), expected(open_run(folder)[1], facts)
-        target = counted["targets"]
-        # Reports to the researcher and the first contact's task adapter are no part of a method.
-        targets = [e for e in entries if e.phase.startswith(("evaluate", "send", "ask", "compare"))]
-        wire = sum(e.wire - e.report for e in targets) / facts.targets
-        sharing = counted["sharing"]
+        config, entries, facts = open_run(folder)[1], read_ledger(folder), facts_of(folder)
+        counted, told = measured(entries), expected(config, facts)
+        target, sharing = counted["targets"], counted["sharing"]
+        once = first_contact(config, facts)
+        serialized = sum(e.wire - e.report for e in entries if part_of(e) == "targets")
         found.append(
             {
-                "down": target.down / facts.targets,
+                "down": target.down / facts.targets - once,
                 "up": target.up / facts.targets,
-                "wire": wire,
+                "wire": serialized / facts.targets - once,
                 "round-trips": target.round_trips,
                 "shared": sharing.up / facts.sharers,
                 "received": sharing.down / facts.sharers,

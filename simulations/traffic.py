@@ -74,7 +74,7 @@ def expected(config: Config, facts: Facts) -> Traffic:
     """Return a run's bytes of arrays by part."""
     sizes = Sizes(facts.shapes, config.lora.rank, config.exchange.format)
     full = replace(sizes, how="float32")
-    once = _times(Cost(full.adapter(), 0, 0), config.adaptation.mode != "none")
+    once = Cost(first_contact(config, facts), 0, 0)
     return {
         "adaptation": _adaptation(config, facts, full),
         "sharing": _sharing(config, facts, sizes, full, once),
@@ -82,11 +82,17 @@ def expected(config: Config, facts: Facts) -> Traffic:
     }
 
 
+def first_contact(config: Config, facts: Facts) -> float:
+    """Return the bytes of the task adapter, which each user is sent once, whatever the strategy."""
+    adapted = config.adaptation.mode != "none"
+    return Sizes(facts.shapes, config.lora.rank).adapter() if adapted else 0.0
+
+
 def measured(entries: list[Entry]) -> Traffic:
     """Return the bytes of arrays in a ledger by part."""
     found: Traffic = {}
     for part in PARTS:
-        own = [e for e in entries if _part_of(e) == part]
+        own = [e for e in entries if part_of(e) == part]
         trips: dict[str, int] = {}
         for entry in own:
             answers = entry.direction == "up" and entry.phase != CHECK  # which is one user's alone
@@ -151,7 +157,8 @@ def _lacking(folder: Path, pool: Counts, sites: int) -> Counts:
     return {site: share * n for site, n in pool.items()} if pieces else {}
 
 
-def _part_of(entry: Entry) -> str:
+def part_of(entry: Entry) -> str:
+    """Return which of :data:`PARTS` a message belongs to; "" for the hello to nodes."""
     if entry.phase == NO_PHASE:
         return ""
     if entry.phase.startswith("adapt"):
