@@ -12,8 +12,7 @@ from fl_perpcs import users
 from fl_perpcs.assembly import Recipe, cook, recipe_bytes
 from fl_perpcs.assembly.passes import Queries
 from fl_perpcs.disk import Drawer
-from fl_perpcs.exchange import target
-from fl_perpcs.exchange.target import Asking
+from fl_perpcs.exchange import asking, caching, matching
 from fl_perpcs.lm import put_adapter
 from fl_perpcs.messages import (
     RECIPE,
@@ -170,8 +169,8 @@ def evaluate_base(message: Message, context: Context) -> Message:
 def lacking(message: Message, context: Context) -> Message:
     """Tell which pieces of the pool a target's cache lacks."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    asking = target.lacking(job, tensors_of(message, "digests"))
-    return _asked(message, job, start, asking)
+    wanted = caching.lacking(job, tensors_of(message, "digests"))
+    return _asked(message, job, start, wanted)
 
 
 @app.query("choose")
@@ -180,7 +179,7 @@ def choose(message: Message, context: Context) -> Message:
     start, job = time.perf_counter(), open_job(message, context, target=True)
     gates = unpack_pool(message, job.lm.fingerprint)
     population = unpack_tensors(message, "population")
-    return _asked(message, job, start, target.choose(job, context.run_id, gates, population))
+    return _asked(message, job, start, asking.choose(job, context.run_id, gates, population))
 
 
 @app.query("advance")
@@ -188,21 +187,21 @@ def advance(message: Message, context: Context) -> Message:
     """Put pieces in place, go on to the next sites, and ask for pieces there."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
     pieces = unpack_pool(message, job.lm.fingerprint)
-    return _asked(message, job, start, target.advance(job, context.run_id, pieces))
+    return _asked(message, job, start, asking.advance(job, context.run_id, pieces))
 
 
 @app.query("all_queries")
 def all_queries(message: Message, context: Context) -> Message:
     """Tell what a target's history asks of each site, from the base LLM, for the server."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    return _queries(message, job, start, target.all_queries(job), more=False)
+    return _queries(message, job, start, matching.all_queries(job), more=False)
 
 
 @app.query("first_queries")
 def first_queries(message: Message, context: Context) -> Message:
     """Tell what a target's history asks of the first sites, for the server."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    return _queries(message, job, start, *target.first_queries(job, context.run_id))
+    return _queries(message, job, start, *matching.first_queries(job, context.run_id))
 
 
 @app.query("next_queries")
@@ -210,7 +209,7 @@ def next_queries(message: Message, context: Context) -> Message:
     """Put merged factors in place, and tell what the history asks of the next sites."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
     factors = tensors_of(message, "factors")
-    return _queries(message, job, start, *target.next_queries(job, context.run_id, factors))
+    return _queries(message, job, start, *matching.next_queries(job, context.run_id, factors))
 
 
 @app.evaluate("assembled")
@@ -219,7 +218,7 @@ def evaluate_assembled(message: Message, context: Context) -> Message:
     start, job = time.perf_counter(), open_job(message, context, target=True)
     stacks = unpack_pool(message, job.lm.fingerprint)
     if job.config.exchange.cache:
-        stacks = target.completed(job, stacks)
+        stacks = caching.completed(job, stacks)
     recipe, trained = users.assemble_from(job, stacks, unpack_tensors(message, "population"))
     return _with_recipe(message, job, start, recipe, trained)
 
@@ -229,7 +228,7 @@ def evaluate_delivered(message: Message, context: Context) -> Message:
     """Assemble a target's adapter from the pieces that it asked for, and answer its queries."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
     pieces = unpack_pool(message, job.lm.fingerprint)
-    recipe, stacks, trained = target.finish(job, context.run_id, pieces)
+    recipe, stacks, trained = asking.finish(job, context.run_id, pieces)
     trained += users.settle(job, cook(recipe, stacks, job.config.assembly.merge))
     return _with_recipe(message, job, start, recipe, trained)
 
@@ -288,14 +287,14 @@ def evaluate_oppu(message: Message, context: Context) -> Message:
     return _evaluated(message, job, start, trained, FLOAT_BYTES * trained)
 
 
-def _asked(message: Message, job: Job, start: float, asking: Asking) -> Message:
+def _asked(message: Message, job: Job, start: float, wanted: asking.Asking) -> Message:
     """Ask for pieces."""
     return answer(
         message,
-        info={"more": asking.more},
+        info={"more": wanted.more},
         metrics=_passes(job),
         worker=worker_facts(start),
-        request=pack_request(asking.request, list(job.lm.sites)),
+        request=pack_request(wanted.request, list(job.lm.sites)),
     )
 
 

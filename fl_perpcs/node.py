@@ -128,6 +128,18 @@ class Job:
             )
         return in_batches(self.history[-last:], size, self.pad)
 
+    @property
+    def choosing_batches(self) -> list[Batch]:
+        """The batches of history that choose pieces.
+
+        Raises
+        ------
+        PerPcsError
+            If no item is left.
+        """
+        how = self.config.assembly
+        return self.history_batches(how.batch_size, how.max_history)
+
     def start_adapter(self) -> Adapter:
         """Return the adapter that this user's training starts from."""
         owner = self.user.id if self.config.lora.init == "own" else ""
@@ -220,6 +232,18 @@ def _adaptation(message: Message) -> tuple[str, Callable[[], Adapter]]:
     record = message.content.config_records.get(ADAPTATION, ConfigRecord())
     digest = str(record.get("digest", ""))
     return digest, lambda: adapter_of(Drawer("adaptation", digest).take("adapter")[0])
+
+
+def exchange_drawer(job: Job, run: int) -> Drawer:
+    """Return where a target keeps what it needs until the end of an exchange.
+
+    Parameters
+    ----------
+    job : Job
+    run : int
+        Flower's id of the run: several may be under way.
+    """
+    return Drawer(f"run {run}", job.user.id)
 
 
 @cache

@@ -245,12 +245,12 @@ def test_no_message_to_a_target_names_a_sharer(spied, protocol):
 
 
 def test_a_request_for_a_piece_that_is_not_there_is_refused(run, monkeypatch):
-    from fl_perpcs.exchange import target
+    from fl_perpcs.exchange import asking
 
     def strange(job, run, gates, population):
-        return target.Asking({next(iter(gates)): ("000099",)}, more=False)
+        return asking.Asking({next(iter(gates)): ("000099",)}, more=False)
 
-    monkeypatch.setattr(target, "choose", strange)
+    monkeypatch.setattr(asking, "choose", strange)
     with pytest.raises(PerPcsError, match=r"asks for the piece of sharer number 000099 at"):
         run(ONE_SHOT)
 

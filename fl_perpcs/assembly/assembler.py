@@ -15,7 +15,7 @@ from fl_perpcs.config import AssemblySection, Config
 from fl_perpcs.lm import LM
 from fl_perpcs.pool import Stack
 from fl_perpcs.seeds import derive_seed
-from fl_perpcs.text import Batch, Encoded, in_batches
+from fl_perpcs.text import Encoded, in_batches
 
 
 def make_recipe(
@@ -50,7 +50,8 @@ def make_recipe(
     trained : int
         How many numbers were trained.
     """
-    how, batches = config.assembly, batches_of(lm, history, config)
+    how = config.assembly
+    batches = in_batches(history[-how.max_history :], how.batch_size, lm.pad)
     found = narrow(
         on_device(stacks, lm.device), how, lambda: history_queries(lm, batches), population
     )
@@ -60,12 +61,6 @@ def make_recipe(
     elif not config.rerank.items:
         recipe = assemble(lm, found.stacks, batches, how, seed, population, found.fit)
     return finish_recipe(lm, found.stacks, recipe, history, config, seed)
-
-
-def batches_of(lm: LM, history: Sequence[Encoded], config: Config) -> list[Batch]:
-    """Return the batches of history that choose."""
-    how = config.assembly
-    return in_batches(history[-how.max_history :], how.batch_size, lm.pad)
 
 
 class Narrowed(NamedTuple):

@@ -7,7 +7,10 @@ one_shot      gates, then at once the pieces chosen by the base LLM's activation
 server_match  the target sends queries, the server chooses, merges and returns factors
 ------------  -------------------------------------------------------------------------------
 offer         the pool as the server hands it out
-target        what a target does in the middle of an exchange
+asking        the target's side of layerwise and one-shot
+matching      the target's side of server match
+caching       the target's side of a broadcast with a cache
+saved_front   how far a target has come, on its disk
 costs         bytes and round trips of each protocol, in closed form
 ============  ===============================================================================
 

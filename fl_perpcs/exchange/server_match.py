@@ -19,8 +19,6 @@ from fl_perpcs.phases import Phase, Phases, Setting, evaluation
 from fl_perpcs.pieces import name_factors
 from fl_perpcs.seeds import assembly_seed, derive_seed
 
-Queries = dict[str, torch.Tensor]
-
 
 def server_match(setting: Setting, offer: Offer) -> Phases:
     """Ask for queries, choose for everybody, and send what came of it."""
