@@ -40,7 +40,8 @@ def write_communication(study: Study, folder: Path) -> Path:
     metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
     write_atomically(folder / "communication.json", json.dumps(rows, indent=1))
     write_atomically(folder / "communication.md", traffic_table(rows, metric))
-    pareto_figure(rows, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
+    drawn = [row for row in rows if row["method"] in (study.pareto or study.methods)]
+    pareto_figure(drawn, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
     return folder / "communication.md"
 
 

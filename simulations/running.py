@@ -20,6 +20,8 @@ from fl_perpcs.runs import holds_run, open_run
 from simulations.study import Study, resolved, shares_adaptation, shares_pool
 
 POOL = "pool"
+WITHOUT_EFFECT = ("run", "federation")
+"""Sections that no result depends on."""
 
 
 def run_study(study: Study, out: Path, say: Callable[[str], None], *, show: bool = False) -> None:
@@ -99,7 +101,11 @@ def is_done(folder: Path, values: dict[str, Value]) -> bool:
     if not holds_run(folder) or not (folder / "results.json").is_file():
         return False
     found, wanted = open_run(folder)[1].flat(), resolved(values).flat()
-    changed = [key for key in wanted if wanted[key] != found[key]]
+    changed = [
+        key
+        for key in wanted
+        if wanted[key] != found[key] and key.split(".")[0] not in WITHOUT_EFFECT
+    ]
     if changed:
         key = changed[0]
         raise PerPcsError(

@@ -61,6 +61,8 @@ class Study(BaseModel):
         What an ablation's figure calls the key.
     hubness : list of str
         Methods whose first choices are drawn.
+    pareto : list of str
+        Methods that are drawn against what they send; by default all.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -77,6 +79,7 @@ class Study(BaseModel):
     ablations: dict[str, list[Value]] = {}
     titles: dict[str, str] = {}
     hubness: list[str] = []
+    pareto: list[str] = []
 
     def values(self, seed: int, method: str) -> dict[str, Value]:
         """Return the keys of one run."""
@@ -118,7 +121,7 @@ def load_study(path: Path) -> Study:
     except ValidationError as error:
         problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise PerPcsError(f"{path} is not a study: {problems}") from None
-    for method in (study.baseline, *study.rivals, *study.hubness):
+    for method in (study.baseline, *study.rivals, *study.hubness, *study.pareto):
         if method not in study.methods:
             raise PerPcsError(f"{path}: {method!r} is none of the methods {[*study.methods]}")
     start = read_config_file(_config_path(study.config, path.parent))

@@ -60,7 +60,7 @@ def traffic_table(rows: Sequence[Row], metric: str) -> str:
             found = row["scores"][name]
             cells.append(f"{found['value']:.3f}")
             cells.append("" if found["gain"] is None else _percent(found["gain"]))
-        cells.append(f"{100 * traffic['off']:.2g} %")
+        cells.append(f"{100 * traffic['off']:.2f} %")
         lines.append(_line(cells))
     return "\n".join(lines) + "\n"
 
