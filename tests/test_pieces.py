@@ -22,7 +22,8 @@ from transformers import (
 )
 
 from fl_perpcs import pieces as pieces_module
-from fl_perpcs.assembly import assemble, cook
+from fl_perpcs.assembly import assemble, choose, choose_at, cook, merge
+from fl_perpcs.assembly.stages import Front, ask
 from fl_perpcs.config import AssemblySection, FitSection, LoraSection, load_config
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.gates import gated, train_gates
@@ -39,7 +40,7 @@ from fl_perpcs.lm import (
     take_adapter,
 )
 from fl_perpcs.pieces import Adapter, Factors, join, load_peft, save_peft, split, stack
-from fl_perpcs.pool import Pool, PoolSpec
+from fl_perpcs.pool import Pool, PoolSpec, Stack
 from fl_perpcs.text import Encoded, collate
 from fl_perpcs.training import fit, response_loss
 
@@ -392,6 +393,37 @@ def test_other_families_share_and_assemble(family, tmp_path):
     loaded, scale = load_peft(folder)
     assert scale == 2.0
     assert bits(loaded) == bits(adapter)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_families_assemble_by_stages_bit_for_bit(family, dtype):
+    family.model.to(dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    stacks = {
+        site: Stack(("a", "b", "c"), randn(3, 2, d_in), 0.3 * randn(3, d_out, 2), randn(3, d_in))
+        for site, (d_in, d_out) in shapes_of(family).items()
+    }
+    how = AssemblySection(top_k=2)
+    batches = [collate(HISTORY[:2], pad=0), collate(HISTORY[2:], pad=0)]
+    front, stages = Front(), 0
+    chosen: list[dict] = [{}, {}]
+    while len(front.asked) < len(stacks):
+        queries, front = ask(family, batches, stacks, front)
+        stages += 1
+        for site, rows in queries.items():
+            for number, row in enumerate(rows):
+                choice = choose_at(site, stacks[site], row, how, number)
+                chosen[number][site] = choice
+                front.factors[number][site] = merge(stacks[site], choice, how.merge)
+    assert 1 < stages <= len(stacks)
+    for number, batch in enumerate(batches):
+        for site, choice in choose(family, stacks, batch, how, number).items():
+            assert torch.equal(choice.indices, chosen[number][site].indices), site
+            assert torch.equal(choice.weights, chosen[number][site].weights), site
 
 
 def test_gpt2_loads_an_exported_folder(tmp_path):
