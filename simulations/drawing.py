@@ -72,12 +72,7 @@ def cost_figure(rows: Sequence[Row], metric: str, path: Path) -> None:
             axes.axhline(1, color=GREY, linewidth=0.8, linestyle=":")
         drawn[0].yaxis.set_major_formatter(PercentFormatter(1, 0))
         drawn[0].set_ylabel(f"share of OPPU's gain in {metric}")
-        names = [f"{number} {row['method']}" for number, row in enumerate(rows, start=1)]
-        columns = 4
-        length = -(-len(names) // columns)
-        for column in range(columns):
-            part = names[column * length : (column + 1) * length]
-            figure.text(0.06 + 0.235 * column, -0.02, "\n".join(part), va="top", fontsize=7.5)
+        _numbered(figure, [row["method"] for row in rows], columns=4)
         _save(figure, path)
 
 
@@ -110,12 +105,7 @@ def pareto_figure(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> No
             axes.xaxis.set_major_formatter(EngFormatter("B"))
             axes.set_xlabel("bytes to and from a target")
             axes.set_ylabel(titled(metric))
-        names = [f"{number} {row['method']}" for number, row in enumerate(rows, start=1)]
-        columns = 3
-        length = -(-len(names) // columns)
-        for column in range(columns):
-            part = names[column * length : (column + 1) * length]
-            figure.text(0.06 + 0.31 * column, -0.02, "\n".join(part), va="top", fontsize=7)
+        _numbered(figure, [row["method"] for row in rows], columns=3)
         _save(figure, path)
 
 
@@ -181,6 +171,15 @@ def ablation_figure(
             axes.set_ylabel(titled(name))
             axes.grid(axis="x", visible=False)
         _save(figure, path)
+
+
+def _numbered(figure: Figure, names: Sequence[str], columns: int) -> None:
+    """Write what numbers in a figure stand for below it, in columns."""
+    lines = [f"{number} {name}" for number, name in enumerate(names, start=1)]
+    length = -(-len(lines) // columns)
+    for column in range(columns):
+        part = "\n".join(lines[column * length : (column + 1) * length])
+        figure.text(0.06 + 0.94 * column / columns, -0.02, part, va="top", fontsize=7.5)
 
 
 def _errors(axes: Axes, found: Sequence[Mapping[str, Any]]) -> None:

@@ -7,7 +7,7 @@ q, k, v and o. The server learns which pieces each target asks for, decoys among
 
 from flwr.app import Message, RecordDict
 
-from fl_perpcs.exchange.offer import METHOD, Offer, with_recipes
+from fl_perpcs.exchange.offer import METHOD, Offer, send_gates, with_recipes
 from fl_perpcs.messages import info_of
 from fl_perpcs.phases import Phase, Phases, Setting
 
@@ -26,14 +26,7 @@ def layerwise(setting: Setting, offer: Offer) -> Phases:
     def pieces(user: str) -> RecordDict:
         return offer.pack_asked(asked[user], how)
 
-    gates = offer.pack(how, factors=False)
-    yield Phase(
-        "send gates",
-        "query.choose",
-        setting.roles.targets,
-        collect,
-        lambda user: RecordDict({**gates}),
-    )
+    yield send_gates(setting, offer, collect)
     stage = 0
     while going_on:
         stage += 1

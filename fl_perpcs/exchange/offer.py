@@ -10,7 +10,7 @@ from flwr.app import Message, RecordDict
 from fl_perpcs.assembly import Recipe, pick
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.messages import pack_pool, pack_tensors, unpack_recipe, unpack_request
-from fl_perpcs.phases import Phase, Setting, evaluation
+from fl_perpcs.phases import Collect, Phase, Setting, evaluation
 from fl_perpcs.pool import Pool, Stack, number_name, numbered
 
 METHOD = "assembled"
@@ -82,6 +82,13 @@ def offered(pool: Pool) -> Offer:
     """Make a pool ready to be handed out."""
     sharers = tuple(sorted(pool.pieces))
     return Offer(numbered(pool.stacks(), sharers), sharers, pool.fingerprint)
+
+
+def send_gates(setting: Setting, offer: Offer, collect: Collect) -> Phase:
+    """Return the phase in which targets get the pool's gates and ask for their first pieces."""
+    gates = offer.pack(setting.config.exchange.format, factors=False)
+    targets = setting.roles.targets
+    return Phase("send gates", "query.choose", targets, collect, lambda user: RecordDict({**gates}))
 
 
 def with_recipes(

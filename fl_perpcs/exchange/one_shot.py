@@ -5,10 +5,10 @@ above: an approximation. With rerank the target asks for the whole adapters of i
 server learns which pieces each target asks for, decoys among them.
 """
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 
-from fl_perpcs.exchange.offer import METHOD, Offer, with_recipes
-from fl_perpcs.phases import Phase, Phases, Setting
+from fl_perpcs.exchange.offer import METHOD, Offer, send_gates, with_recipes
+from fl_perpcs.phases import Phases, Setting
 
 
 def one_shot(setting: Setting, offer: Offer) -> Phases:
@@ -19,14 +19,7 @@ def one_shot(setting: Setting, offer: Offer) -> Phases:
     def collect(user: str, reply: Message) -> None:
         asked[user] = offer.request_of(user, reply, sites)
 
-    gates = offer.pack(how, factors=False)
-    yield Phase(
-        "send gates",
-        "query.choose",
-        setting.roles.targets,
-        collect,
-        lambda user: RecordDict({**gates}),
-    )
+    yield send_gates(setting, offer, collect)
     yield from with_recipes(
         setting, offer, METHOD, lambda user: offer.pack_asked(asked[user], how), "delivered"
     )
