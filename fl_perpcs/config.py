@@ -263,6 +263,15 @@ class PrivacySection(Section):
     """Largest norm of one history item's gradient."""
 
 
+class AdmissionSection(Section):
+    """Who is let into the pool."""
+
+    rules: str = ""
+    """Comma-separated: ``norms``, ``duplicates``, ``popularity``. A sharer that breaks one, or
+    whose pieces do not fit, is left out and named; without rules one that does not fit stops the
+    run."""
+
+
 class AssemblySection(Section):
     """How a target chooses pieces and merges them."""
 
@@ -421,6 +430,7 @@ class Config(Section):
     adapter: AdapterSection = AdapterSection()
     gates: GatesSection = GatesSection()
     privacy: PrivacySection = PrivacySection()
+    admission: AdmissionSection = AdmissionSection()
     assembly: AssemblySection = AssemblySection()
     exchange: ExchangeSection = ExchangeSection()
     rerank: RerankSection = RerankSection()
@@ -441,6 +451,11 @@ class Config(Section):
         """The methods to evaluate beside the strategy's own."""
         return words(self.evaluation.references)
 
+    @property
+    def rules(self) -> list[str]:
+        """The rules of admission."""
+        return words(self.admission.rules)
+
     def flat(self) -> dict[str, Value]:
         """Return the config as Flower writes it: ``{"assembly.top-k": 3, ...}``."""
         return _flatten(self.model_dump(by_alias=True))
@@ -456,6 +471,7 @@ NO_PIECES = {
 NEEDED = {"rag": "prompts.retrieve", "pag": "prompts.profiles"}
 """Strategies that are nothing without some key."""
 REFERENCES = ("base", "oppu")
+RULES = ("norms", "duplicates", "popularity")
 SELECTIONS = ("k-means", "most-active", "random")
 SCORERS = ("published", "centred")
 MERGES = ("factor", "delta")
@@ -553,6 +569,11 @@ def _conflicts(config: Config) -> list[str]:
         problems.append(
             f"evaluation.references = {config.evaluation.references!r}; expected a comma-separated"
             f" list out of {', '.join(REFERENCES)}, or nothing"
+        )
+    if strange := [rule for rule in config.rules if rule not in RULES]:
+        problems.append(
+            f"admission.rules names {strange[0]!r}; expected a comma-separated list out of"
+            f" {', '.join(RULES)}, or nothing"
         )
     if (needed := NEEDED.get(config.strategy.name)) and not flat[needed]:
         problems.append(

@@ -7,9 +7,11 @@ from pathlib import Path
 import torch
 from flwr.app import ConfigRecord, Message, RecordDict
 
+from fl_perpcs.admission import guarded
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.messages import arrays_of, info_of, unpack_pieces
+from fl_perpcs.messages import arrays_of, info_of, unpack_pieces, unpack_tensors
 from fl_perpcs.phases import Phase, Setting
+from fl_perpcs.pieces import Piece
 from fl_perpcs.pool import Pool, load_pool, save_pool
 from fl_perpcs.seeds import derive_seed
 from fl_perpcs.selection import WITHOUT_EMBEDDINGS, select_sharers
@@ -51,15 +53,51 @@ def pool_of(setting: Setting) -> Generator[Phase, None, Pool]:
         pool = borrowed(setting)
         yield check_base(setting, pool)
     else:
-        pool = Pool(setting.spec)
         sharers = yield from sharers_of(setting)
-
-        def admit(user: str, reply: Message) -> None:
-            pool.admit(user, unpack_pieces(arrays_of(reply)), info_of(reply)["base"])
-
-        yield Phase("share", "train.share", sharers, admit)
+        pool = yield from filled(setting, sharers)
     save_pool(pool, setting.run.folder / "pool")
     return pool
+
+
+def filled(setting: Setting, sharers: list[str]) -> Generator[Phase, None, Pool]:
+    """Let sharers share; with ``admission.rules`` the odd ones are left out and named."""
+    rules = setting.config.rules
+    pool = Pool(setting.spec)
+    shares: dict[str, list[Piece]] = {}
+    bases: dict[str, str] = {}
+
+    def admit(user: str, reply: Message) -> None:
+        pieces, base = unpack_pieces(arrays_of(reply)), str(info_of(reply)["base"])
+        if rules:
+            shares[user], bases[user] = pieces, base
+        else:
+            pool.admit(user, pieces, base)
+
+    yield Phase("share", "train.share", sharers, admit)
+    if not rules:
+        return pool
+    population = (yield from population_of(setting)) if "popularity" in rules else None
+    pool, reasons = guarded(setting.spec, shares, bases, rules, population)
+    for sharer, reason in reasons.items():
+        setting.run.event("refused", user=sharer, reason=reason)
+    setting.run.write_json("refused.json", reasons)
+    return pool
+
+
+def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Tensor]]:
+    """Return what users at large ask of each site: the mean query of the base users' histories.
+
+    Without base users the candidates are asked.
+    """
+    users = setting.roles.base or setting.roles.candidates
+    sums: dict[str, torch.Tensor] = {}
+
+    def add(user: str, reply: Message) -> None:
+        for site, query in (unpack_tensors(reply, "arrays") or {}).items():
+            sums[site] = sums.get(site, torch.zeros(())) + query
+
+    yield Phase("population", "query.site_queries", users, add)
+    return {site: total / len(users) for site, total in sums.items()}
 
 
 def borrowed(setting: Setting) -> Pool:

@@ -503,6 +503,14 @@ def test_traffic_is_told_by_phase_in_the_order_of_the_ledger(tmp_path: Path) -> 
     assert "Communication" in page_of(folder)
 
 
+def test_who_was_not_let_into_the_pool_is_named(tmp_path: Path) -> None:
+    folder = fake_run(tmp_path)
+    assert "Not let in" not in page_of(folder)
+    (folder / "refused.json").write_text(json.dumps({"<b>x": "the norm of its B is 1e3 x"}))
+    page = page_of(folder)
+    assert "Not let in" in page and "the norm of its B is 1e3 x" in page and "<b>x" not in page
+
+
 def test_phases_last_from_the_line_before_to_their_last() -> None:
     def line(at: float, phase: str, done: int) -> dict[str, Any]:
         return {"time": at, "event": "phase", "phase": phase, "done": done, "total": 2}

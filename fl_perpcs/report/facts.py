@@ -40,6 +40,8 @@ class Facts:
     """``sharers``, ``bytes``, ``sites`` and, if counted, ``pieces``."""
     choices: "Choices | None"
     traffic: list["Traffic"] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
+    """Sharers that were not let into the pool, and why."""
 
     @property
     def main_metric(self) -> str:
@@ -147,6 +149,7 @@ def read_facts(folder: Path) -> Facts:
         pool=results.get("pool") or _pool(folder / "pool", manifest),
         choices=choices(recipes, results.get("sharers") or sharers, targets, groups),
         traffic=traffic(read_ledger(folder)) if (folder / LEDGER).is_file() else [],
+        refused=_read(folder / "refused.json", {}),
     )
 
 

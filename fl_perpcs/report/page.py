@@ -403,6 +403,14 @@ target pays before its first query, on average. {% endif %}
 <details><summary>Sites</summary>
 <p class="quiet"><code>{{ pool.sites | join(" ") }}</code></p></details>
 {% endif %}
+{% if facts.refused %}
+<p>Not let in (admission.rules):</p>
+<ul>
+{% for sharer, reason in facts.refused.items() %}
+<li>{{ sharer }}: {{ reason }}</li>
+{% endfor %}
+</ul>
+{% endif %}
 {% endif %}
 
 {% if costs %}
