@@ -106,6 +106,7 @@ class UserGrid(Grid):
         order: deque[str] = deque()
         asked: dict[str, str] = {}
         replies: dict[str, Message] = {}
+        carriers: set[str] = set()
         total = len(self.users) if total is None else total
         done, last_news, exhausted = 0, time.monotonic(), False
         self.progress(self.phase, done, total)
@@ -119,6 +120,8 @@ class UserGrid(Grid):
                 identity = self._send(message, user)
                 order.append(identity)
                 asked[identity] = user
+                if self.attached and not self.attached.keys() & message.content.keys():
+                    carriers.add(identity)
             if not order:
                 return
             waiting = [identity for identity in order if identity not in replies]
@@ -134,7 +137,7 @@ class UserGrid(Grid):
                 user, reply = asked.pop(identity), replies.pop(identity)
                 facts = (numbers_of(reply, key) for key in ("metrics", WORKER))
                 self.record(self.phase, user, *facts)
-                if self.attached:
+                if identity in carriers:
                     self._holders.add(user)
                 yield reply
                 last_news = time.monotonic()

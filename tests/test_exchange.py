@@ -165,6 +165,27 @@ def test_decoys_hide_the_choice_and_change_nothing_else(spied, way):
     assert min(counts) >= 2
 
 
+def test_decoys_take_no_part_in_a_rerank(run):
+    changes = {"assembly.shortlist": 1, "rerank.items": 3}
+    hidden = run({**changes, **ONE_SHOT, "exchange.decoys": 2})
+    assert outcome(hidden) == outcome(run(changes))
+
+
+@pytest.mark.parametrize("way", [LAYERWISE, ONE_SHOT], ids=["layerwise", "one-shot"])
+def test_a_piece_that_was_not_sent_is_named(run, monkeypatch, way):
+    from fl_perpcs.exchange.offer import Offer
+
+    pack = Offer.pack_asked
+
+    def less(self, request, how, **kwargs):
+        site = next(iter(request))
+        return pack(self, {**request, site: request[site][1:]}, how, **kwargs)
+
+    monkeypatch.setattr(Offer, "pack_asked", less)
+    with pytest.raises(PerPcsError, match=r"sharer number 0+\d at '.*' was asked for and not sent"):
+        run(way)
+
+
 def test_nothing_of_an_exchange_stays_on_the_node(run):
     run({**LAYERWISE})
     run({**STAGES})

@@ -64,6 +64,23 @@ def messages_to(grid: UserGrid, users=USERS) -> list[Message]:
     return [Message(RecordDict(), grid.address(user), "query.echo") for user in users]
 
 
+def test_what_is_attached_is_sent_until_a_user_has_answered_one_that_carried_it():
+    inner = FakeGrid(echo, {}, NODES)
+    large, small, own = ConfigRecord({"n": 1}), ConfigRecord({"n": 2}), ConfigRecord({"n": 3})
+    grid = grid_over(inner, attached={"base": large}, later={"base": small})
+
+    def sent(content: dict) -> list[int]:
+        before = len(inner.sent)
+        messages = [Message(RecordDict(content), grid.address(u), "query.echo") for u in USERS[:2]]
+        list(grid.only(USERS, "another phase").exchange(messages))
+        return [message.content["base"]["n"] for message in inner.sent[before:]]
+
+    assert sent({"base": own}) == [3, 3]  # carries something else: nothing is held yet
+    assert sent({}) == [1, 1]
+    assert sent({}) == [2, 2]
+    assert sent({"base": own}) == [3, 3]
+
+
 @pytest.mark.parametrize("window", [1, 2, 4, 100])
 @pytest.mark.parametrize("twice", [False, True])
 def test_replies_come_in_the_order_of_the_messages_whatever_arrives_first(window, twice):

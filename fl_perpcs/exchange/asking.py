@@ -20,6 +20,7 @@ from fl_perpcs.assembly.passes import (
 )
 from fl_perpcs.assembly.stages import Front, ask
 from fl_perpcs.disk import Drawer
+from fl_perpcs.errors import PerPcsError
 from fl_perpcs.exchange.saved_front import load_front, save_front
 from fl_perpcs.node import Job, exchange_drawer
 from fl_perpcs.pool import Stack, name_stacks, stacks_of
@@ -53,18 +54,17 @@ def choose(
     """
     drawer = exchange_drawer(job, run)
     drawer.clear()
-    drawer.put("gates", name_stacks(gates, factors=False))
-    drawer.put("population", dict(population or {}))
     if job.config.exchange.protocol == "layerwise":
         how, batches = job.config.assembly, job.choosing_batches
         stacks = on_device(gates, job.lm.device)
         found = narrow(stacks, how, lambda: history_queries(job.lm, batches), population)
-        drawer.put("pieces", {})
+        drawer.put("gates", name_stacks(gates, factors=False))
+        drawer.put("population", dict(population or {}))
         allowed = {site: list(stack.sharers) for site, stack in found.stacks.items()}
         drawer.put("narrowed", {}, {"allowed": allowed, "fit": found.fit})
-        return _go_on(job, drawer, Front(), [{} for _ in batches])
+        return _go_on(job, drawer, Front(), [{} for _ in batches], 0)
     recipe, wanted = _chosen_at_once(job, gates, population)
-    drawer.put("choice", {}, recipe)
+    drawer.put("choice", {}, {"recipe": recipe, "wanted": wanted})
     return Asking(_with_decoys(job, wanted, gates), more=False)
 
 
@@ -87,16 +87,17 @@ def finish(job: Job, run: int, pieces: Mapping[str, Stack]) -> tuple[Recipe, dic
     """
     drawer = exchange_drawer(job, run)
     if job.config.exchange.protocol == "layerwise":
-        _, chosen = _with_pieces(job, drawer, pieces)
-        stacks = stacks_of(drawer.take("pieces")[0])
+        _, chosen, stages = _with_pieces(job, drawer, pieces)
+        held = [drawer.take(f"pieces-{stage}")[0] for stage in range(stages)]
+        stacks = {site: s for tensors in held for site, s in stacks_of(tensors).items()}
         recipe = _mean(chosen, stacks)
     else:
-        _, recipe = drawer.take("choice")
-        stacks = pick(pieces, recipe) if recipe else dict(pieces)
+        _, choice = drawer.take("choice")
+        recipe, stacks = choice["recipe"], _delivered(pieces, choice["wanted"])
     drawer.clear()
     stacks = on_device(stacks, job.lm.device)
     seed = assembly_seed(job.config.seed, job.user.id)
-    done, trained = finish_recipe(job.lm, stacks, recipe or None, job.history, job.config, seed)
+    done, trained = finish_recipe(job.lm, stacks, recipe, job.history, job.config, seed)
     return done, stacks, trained
 
 
@@ -118,7 +119,7 @@ def _chosen_at_once(
     return recipe, {site: tuple(weights) for site, weights in recipe.items()}
 
 
-def _go_on(job: Job, drawer: Drawer, front: Front, chosen: list[Weights]) -> Asking:
+def _go_on(job: Job, drawer: Drawer, front: Front, chosen: list[Weights], stage: int) -> Asking:
     """Run to the next sites, choose there, and keep what is needed to go on (layerwise)."""
     how, batches = job.config.assembly, job.choosing_batches
     gates = stacks_of(drawer.take("gates")[0])
@@ -132,25 +133,50 @@ def _go_on(job: Job, drawer: Drawer, front: Front, chosen: list[Weights]) -> Ask
             batch_seed = derive_seed(seed, number)
             choice = choose_at(site, stacks[site], row, how, batch_seed, population, facts["fit"])
             chosen[number][site] = named(choice, stacks[site])
-    save_front(drawer, front, chosen=chosen, pending=list(queries))
     wanted = {site: sorted({s for c in chosen for s in c[site]}) for site in queries}
+    save_front(drawer, front, chosen=chosen, wanted=wanted, stage=stage)
     return Asking(_with_decoys(job, wanted, gates), more=len(front.asked) < len(stacks))
 
 
 def _with_pieces(
     job: Job, drawer: Drawer, pieces: Mapping[str, Stack]
-) -> tuple[Front, list[Weights]]:
-    """Merge the pieces of a stage for each batch, and keep them; return what was chosen so far."""
+) -> tuple[Front, list[Weights], int]:
+    """Merge the pieces of a stage for each batch, and keep them (layerwise).
+
+    Returns
+    -------
+    front : Front
+    chosen : list of dict
+        What each batch has chosen so far.
+    stages : int
+        How many there were.
+    """
     front, facts = load_front(drawer)
-    wanted = {site: {s for c in facts["chosen"] for s in c[site]} for site in facts["pending"]}
-    stacks = pick(pieces, {site: tuple(sharers) for site, sharers in wanted.items()})
+    stacks, stage = _delivered(pieces, facts["wanted"]), facts["stage"]
     for number, chosen in enumerate(facts["chosen"]):
         for site, stack in stacks.items():
             at = {stack.sharers.index(s): weight for s, weight in chosen[site].items()}
             front.factors[number][site] = merge(stack, at, job.config.assembly.merge)
-    held, _ = drawer.take("pieces")
-    drawer.put("pieces", {**held, **name_stacks(stacks, gates=False)})
-    return front, facts["chosen"]
+    drawer.put(f"pieces-{stage}", name_stacks(stacks, gates=False))
+    return front, facts["chosen"], stage + 1
+
+
+def _delivered(pieces: Mapping[str, Stack], wanted: Request) -> dict[str, Stack]:
+    """Return the pieces that were wanted, without the decoys.
+
+    Raises
+    ------
+    PerPcsError
+        If one of them did not come.
+    """
+    found = pick(pieces, wanted)
+    for site, sharers in wanted.items():
+        came = found[site].sharers if site in found else ()
+        if missing := sorted(set(sharers) - set(came)):
+            raise PerPcsError(
+                f"the piece of sharer number {missing[0]} at {site!r} was asked for and not sent"
+            )
+    return found
 
 
 def _mean(chosen: list[Weights], stacks: Mapping[str, Stack]) -> Recipe:
