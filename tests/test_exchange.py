@@ -276,6 +276,24 @@ def test_a_request_for_a_piece_that_is_not_there_is_refused(run, monkeypatch):
         run(ONE_SHOT)
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda q: {"nowhere": next(iter(q.values()))}, "queries of the unknown site 'nowhere'"),
+        (lambda q: {s: x[:, :-1] for s, x in q.items()}, r"expected finite .* \(batches, 32\)"),
+        (lambda q: {s: x * torch.nan for s, x in q.items()}, "expected finite numbers of shape"),
+    ],
+    ids=["site", "width", "nan"],
+)
+def test_queries_that_do_not_fit_are_refused(run, monkeypatch, change, told):
+    from fl_perpcs.exchange import matching
+
+    honest = matching.all_queries
+    monkeypatch.setattr(matching, "all_queries", lambda job: change(honest(job)))
+    with pytest.raises(PerPcsError, match=told):
+        run({"exchange.protocol": "server-match"})
+
+
 def test_a_node_that_has_lost_its_state_says_so(run, monkeypatch):
     monkeypatch.setattr(Drawer, "take", lambda self, name: Drawer("other").take_(name))
     monkeypatch.setattr(Drawer, "take_", lambda self, name: _gone(self, name), raising=False)

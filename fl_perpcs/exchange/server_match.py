@@ -5,7 +5,7 @@ its recipe. ``exchange.match`` says where queries are from: the base LLM's activ
 or stage by stage with the merged pieces of each batch in place, which is the published result.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
@@ -13,6 +13,7 @@ from flwr.app import ArrayRecord, Message, RecordDict
 from fl_perpcs.assembly import Recipe, assemble_at_once, choose_at, cook, merge
 from fl_perpcs.assembly.choosing import Choice
 from fl_perpcs.assembly.passes import averaged
+from fl_perpcs.errors import PerPcsError
 from fl_perpcs.exchange.offer import METHOD, Offer
 from fl_perpcs.messages import info_of, pack_tensors, tensors_of
 from fl_perpcs.phases import Phase, Phases, Setting, evaluation
@@ -43,7 +44,7 @@ def _at_once(setting: Setting, offer: Offer, recipes: dict[str, Recipe]) -> Iter
 
     def collect(user: str, reply: Message) -> None:
         seed = assembly_seed(config.seed, user)
-        queries = tensors_of(reply, "arrays")
+        queries = queries_of(reply, user, setting.spec.shapes)
         recipes[user] = assemble_at_once(
             queries, offer.stacks, config.assembly, seed, offer.population
         )
@@ -62,7 +63,8 @@ def _by_stages(setting: Setting, offer: Offer, recipes: dict[str, Recipe]) -> It
     def collect(user: str, reply: Message) -> None:
         seed = assembly_seed(config.seed, user)
         tensors: dict[str, torch.Tensor] = {}
-        for site, rows in tensors_of(reply, "arrays").items():
+        queries = queries_of(reply, user, setting.spec.shapes)
+        for site, rows in queries.items():
             if site not in offer.stacks:
                 continue
             chosen = choices.setdefault(user, [{} for _ in rows])
@@ -94,3 +96,32 @@ def _by_stages(setting: Setting, offer: Offer, recipes: dict[str, Recipe]) -> It
             collect,
             lambda user: RecordDict({"factors": merged[user]}),
         )
+
+
+def queries_of(
+    reply: Message, user: str, shapes: Mapping[str, tuple[int, int]]
+) -> dict[str, torch.Tensor]:
+    """Return a target's queries, checked.
+
+    Returns
+    -------
+    dict of str to Tensor
+        (batches, d_in) by site, in the order of the forward pass.
+
+    Raises
+    ------
+    PerPcsError
+        If a site is unknown, or queries are of another width or not finite.
+    """
+    found = tensors_of(reply, "arrays")
+    for site, rows in found.items():
+        if site not in shapes:
+            raise PerPcsError(f"user {user!r} sends queries of the unknown site {site!r}")
+        width = shapes[site][0]
+        fits = rows.ndim == 2 and len(rows) > 0 and rows.shape[1] == width
+        if not fits or not torch.isfinite(rows).all():
+            raise PerPcsError(
+                f"user {user!r} sends queries of shape {tuple(rows.shape)} at {site!r}, expected"
+                f" finite numbers of shape (batches, {width})"
+            )
+    return {site: found[site] for site in shapes if site in found}
