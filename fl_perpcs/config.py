@@ -320,6 +320,8 @@ class ExchangeSection(Section):
     """How pieces, gates, queries and factors are written into messages."""
     match: Literal["at-once", "by-stages"] = "at-once"
     """Queries of ``server-match``: from the base LLM, or stage by stage as published."""
+    query_noise: Annotated[float, Field(ge=0)] = 0.0
+    """Standard deviation of the Gaussian noise on each number of a query (``server-match``)."""
     decoys: Count = 0
     """Pieces asked for at each site beside the chosen ones (``layerwise``, ``one-shot``)."""
     cache: StrictBool = False
@@ -648,6 +650,7 @@ def _exchange_problems(config: Config) -> list[str]:
         ("exchange.decoys", exchange.decoys > 0, ("layerwise", "one-shot")),
         ("exchange.cache", exchange.cache, ("broadcast",)),
         ("exchange.match", exchange.match != "at-once", ("server-match",)),
+        ("exchange.query-noise", exchange.query_noise > 0, ("server-match",)),
     ):
         if on and protocol not in protocols:
             problems.append(

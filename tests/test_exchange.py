@@ -253,6 +253,30 @@ def test_the_server_sees_queries_only_where_it_matches(spied):
     assert all(x.shape[-1] in (32, 48) for r in queries for x in tensors_of(r, "arrays").values())
 
 
+MATCH = {"exchange.protocol": "server-match"}
+NOISE = {"exchange.query-noise": 0.5}
+
+
+def test_noise_on_queries_has_the_stated_spread(spied):
+    def sent(changes: dict, folder: str) -> torch.Tensor:
+        replies = spied({**MATCH, **changes}, folder=folder)[2]
+        own = [r for kind, r in replies if kind == "query.all_queries"][-3:]
+        found = [x.flatten() for r in own for _, x in sorted(tensors_of(r, "arrays").items())]
+        return torch.cat(found)
+
+    noise = sent(NOISE, "noisy") - sent({}, "quiet")
+    count = noise.numel()
+    assert float(noise.std()) == pytest.approx(0.5, rel=5 / (2 * count) ** 0.5)
+    assert abs(float(noise.mean())) < 5 * 0.5 / count**0.5
+
+
+@pytest.mark.parametrize("way", [MATCH, STAGES], ids=["at once", "by stages"])
+def test_noise_on_queries_is_seeded_and_changes_the_choice(run, way):
+    noisy = outcome(run({**way, **NOISE}))
+    assert noisy == outcome(run({**way, **NOISE}))
+    assert noisy["recipes"] != outcome(run(way))["recipes"]
+
+
 @pytest.mark.parametrize("protocol", ["broadcast", "layerwise", "one-shot", "server-match"])
 def test_no_message_to_a_target_names_a_sharer(spied, protocol):
     folder, sent, _ = spied({"exchange.protocol": protocol})
@@ -328,6 +352,7 @@ def test_a_drawer_keeps_tensors_and_facts_and_no_users_name_is_in_its_path():
         ({**STAGES, "assembly.shortlist": 3}, r"assembly.shortlist = 3 does not go"),
         ({"exchange.decoys": 2}, r"exchange.decoys = 2 does nothing .* layerwise and one-shot"),
         ({**ONE_SHOT, "exchange.cache": True}, r"exchange.cache = True does nothing"),
+        ({"exchange.query-noise": 0.1}, r"exchange.query-noise = 0.1 does nothing"),
         ({**ONE_SHOT, "exchange.match": "by-stages"}, r"exchange.match = 'by-stages' does nothing"),
         ({"exchange.protocol": "pigeon"}, r"exchange.protocol = 'pigeon': expected 'broadcast'"),
     ],

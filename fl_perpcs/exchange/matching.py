@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from fl_perpcs.assembly.passes import Queries, batch_queries, over_history
@@ -10,14 +11,15 @@ from fl_perpcs.disk import Drawer
 from fl_perpcs.exchange.saved_front import load_front, save_front
 from fl_perpcs.node import Job, exchange_drawer
 from fl_perpcs.pieces import Factors
+from fl_perpcs.seeds import derive_seed
 
 
 def all_queries(job: Job) -> Queries:
     """Return what the server matches, from the base LLM: a row for each batch, or for all."""
     queries, examples = batch_queries(job.lm, job.choosing_batches)
-    if job.config.assembly.per == "batch":
-        return queries
-    return {site: query[None] for site, query in over_history(queries, examples).items()}
+    if job.config.assembly.per == "history":
+        queries = {site: query[None] for site, query in over_history(queries, examples).items()}
+    return _noisy(job, queries)
 
 
 def first_queries(job: Job, run: int) -> tuple[Queries, bool]:
@@ -56,4 +58,16 @@ def _next_queries(job: Job, drawer: Drawer, front: Front) -> tuple[Queries, bool
         save_front(drawer, front)
     else:
         drawer.clear()
-    return queries, more
+    return _noisy(job, queries), more
+
+
+def _noisy(job: Job, queries: Queries) -> Queries:
+    """Add the noise that ``exchange.query-noise`` asks for; docs/privacy.md says what it buys."""
+    spread = job.config.exchange.query_noise
+    if not spread:
+        return queries
+    noisy = {}
+    for site, rows in queries.items():
+        draw = torch.Generator().manual_seed(derive_seed(job.seed("query noise"), site))
+        noisy[site] = rows + spread * torch.randn(rows.shape, generator=draw).to(rows.device)
+    return noisy
