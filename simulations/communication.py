@@ -36,12 +36,13 @@ def write_communication(study: Study, folder: Path) -> Path:
     rows = score_study(study, folder)
     for row in rows:
         row["traffic"] = traffic_of(study, folder, row["method"])
+    ends = [row for row in rows if row["method"] in (study.base, study.oppu)]
     rows = [row for row in rows if row["traffic"]]
     metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
     write_atomically(folder / "communication.json", json.dumps(rows, indent=1))
     write_atomically(folder / "communication.md", traffic_table(rows, metric))
     drawn = [row for row in rows if row["method"] in (study.pareto or study.methods)]
-    pareto_figure(drawn, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
+    pareto_figure(drawn, ends, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
     return folder / "communication.md"
 
 

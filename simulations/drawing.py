@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, LogLocator, NullFormatter, PercentFormatter
 
 from fl_perpcs.results import lower_is_better, titled
 
@@ -76,8 +76,13 @@ def cost_figure(rows: Sequence[Row], metric: str, path: Path) -> None:
         _save(figure, path)
 
 
-def pareto_figure(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> None:
-    """Draw quality against all bytes of a target's exchange; a line through what nobody beats."""
+def pareto_figure(
+    rows: Sequence[Row], ends: Sequence[Row], metrics: Sequence[str], path: Path
+) -> None:
+    """Draw quality against all bytes of a target's exchange; a line through what nobody beats.
+
+    ``ends`` are the methods between which gains are told: dotted lines.
+    """
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.2 * len(metrics) + 0.4, 4.4))
         panels = figure.subplots(1, len(metrics), squeeze=False)[0]
@@ -101,8 +106,24 @@ def pareto_figure(rows: Sequence[Row], metrics: Sequence[str], path: Path) -> No
             for i, (x, y) in enumerate(zip(sent, values, strict=True)):
                 axes.plot(x, y, "o", color=ORANGE if i in front else BLUE, markersize=4)
                 axes.annotate(str(i + 1), (x, y), (3, 3), textcoords="offset points", fontsize=6.5)
+            for row in ends:
+                level = row["scores"][metric]["value"]
+                axes.axhline(level, color=GREY, linewidth=0.8, linestyle=":")
+                axes.annotate(
+                    row["method"],
+                    (1, level),
+                    (-2, 2),
+                    xycoords=("axes fraction", "data"),
+                    textcoords="offset points",
+                    ha="right",
+                    fontsize=6.5,
+                    color=GREY,
+                )
             axes.set_xscale("log")
+            narrow = max(sent) < 300 * min(sent)
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if narrow else (1,)))
             axes.xaxis.set_major_formatter(EngFormatter("B"))
+            axes.xaxis.set_minor_formatter(NullFormatter())
             axes.set_xlabel("bytes to and from a target")
             axes.set_ylabel(titled(metric))
         _numbered(figure, [row["method"] for row in rows], columns=3)

@@ -6,17 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tomli_w
+import typer
 from test_federation import federation
+from typer.testing import CliRunner
 
 from fl_perpcs import server_app
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.runs import read_json, read_lines
-from simulations import running
+from simulations import plan, running
 from simulations.ablate import write_ablations
+from simulations.communication import write_communication
 from simulations.compare import write_comparison
 from simulations.running import run_study, runs_of
 from simulations.scoring import first_choices, score_study
 from simulations.study import load_study
+from simulations.tables import si_bytes
 
 STUDIES = sorted((Path(__file__).parents[1] / "simulations" / "studies").glob("*.toml"))
 METHODS = {
@@ -193,3 +197,80 @@ def test_ablations_take_the_baseline_where_it_has_the_value(write_study, launche
 def test_a_missing_run_is_named(write_study, tmp_path):
     with pytest.raises(PerPcsError, match="holds no finished run"):
         score_study(load_study(write_study()), tmp_path / "out")
+
+
+def test_what_methods_send_stands_beside_what_it_buys(write_study, launched, tmp_path):
+    methods = {
+        "base LLM": {"strategy.name": "base"},
+        "OPPU": {"strategy.name": "oppu"},
+        "Published": {"strategy.name": "per-pcs"},
+        "Layerwise": {"exchange.protocol": "layerwise"},
+        "Match": {"exchange.protocol": "server-match", "exchange.format": "int8"},
+    }
+    study = load_study(write_study(methods=methods, rivals=[], hubness=[], pareto=["Match"]))
+    out = tmp_path / "out"
+    run_study(study, out, lambda line: None)
+    text = write_communication(study, out).read_text()
+    rows = {row["method"]: row for row in json.loads((out / "communication.json").read_text())}
+    assert list(rows) == [*methods]
+    for row in rows.values():
+        assert row["traffic"]["off"] == pytest.approx(0, abs=1e-12)
+    traffic = {name: row["traffic"] for name, row in rows.items()}
+    assert traffic["OPPU"]["down"] == traffic["base LLM"]["down"] == 0
+    assert traffic["Match"]["down"] < traffic["Layerwise"]["down"]
+    # Two layers of two stages: five round trips in place of one.
+    trips = {name: t["round-trips"] for name, t in traffic.items()}
+    assert trips["Layerwise"] - trips["Published"] == 4
+    assert traffic["Published"]["up"] == 0 < traffic["Match"]["up"]
+    assert all(t["wire"] > t["down"] for name, t in traffic.items() if name != "Match")
+    same = [rows[name]["scores"]["loss"]["value"] for name in ("Published", "Layerwise")]
+    assert same[0] == same[1]
+    assert text.count("\n") == 2 + len(methods) and "| Match |" in text
+    assert (out / "pareto.png").stat().st_size > 5000
+    # A run from before there was a ledger has no row.
+    (out / "seed-1" / "match" / "ledger.parquet").unlink()
+    write_communication(study, out)
+    assert "| Match |" not in (out / "communication.md").read_text()
+
+
+def test_a_run_is_done_whatever_its_window_was(write_study, launched, tmp_path):
+    study = load_study(write_study(methods={"Published": {}}, rivals=[], hubness=[], seeds=[0]))
+    run_study(study, tmp_path / "out", lambda line: None)
+    count = len(launched)
+    other = study.model_copy(update={"common": {**study.common, "run.window": 3}})
+    run_study(other, tmp_path / "out", lambda line: None)
+    assert len(launched) == count
+    other = study.model_copy(update={"common": {**study.common, "assembly.top-k": 1}})
+    with pytest.raises(PerPcsError, match=r"assembly\.top-k = 2, but the study says 1"):
+        run_study(other, tmp_path / "out", lambda line: None)
+
+
+def test_a_plan_is_made_without_any_run(tmp_path):
+    done = CliRunner().invoke(_plan(), ["--out", str(tmp_path), "--history", "16"])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "plan.md").read_text()
+    assert "| broadcast | 1 | 1.78 GB | 891 MB | 446 MB |" in text
+    assert "Llama-3.1-70B" in text and "10 Gbit/s" in text
+    assert (tmp_path / "plan.png").stat().st_size > 5000
+
+
+def _plan() -> typer.Typer:
+    app = typer.Typer()
+    app.command()(plan.main)
+    return app
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [
+        (0, "0 B"),
+        (999, "999 B"),
+        (1000, "1 kB"),
+        (999_600, "1000 kB"),
+        (12_345, "12.3 kB"),
+        (1.785e9, "1.78 GB"),
+        (3e15, "3000 TB"),
+    ],
+)
+def test_bytes_are_told_with_three_digits(count, told):
+    assert si_bytes(count) == told
