@@ -11,6 +11,7 @@ from typing import Any
 
 import typer
 
+from fl_perpcs.errors import PerPcsError
 from fl_perpcs.exchange.costs import Cost
 from fl_perpcs.ledger import FILE, read_ledger
 from fl_perpcs.results import LOSS
@@ -38,10 +39,12 @@ def write_communication(study: Study, folder: Path) -> Path:
         row["traffic"] = traffic_of(study, folder, row["method"])
     ends = [row for row in rows if row["method"] in (study.base, study.oppu)]
     rows = [row for row in rows if row["traffic"]]
+    if not rows:
+        raise PerPcsError(f"no run in {folder} has a ledger; run the study again in a new folder")
     metric = next((name for name in rows[0]["scores"] if name != LOSS), LOSS)
     write_atomically(folder / "communication.json", json.dumps(rows, indent=1))
     write_atomically(folder / "communication.md", traffic_table(rows, metric))
-    drawn = [row for row in rows if row["method"] in (study.pareto or study.methods)]
+    drawn = [row for row in rows if row["method"] in study.pareto] or rows
     pareto_figure(drawn, ends, list(dict.fromkeys((LOSS, metric))), folder / "pareto.png")
     return folder / "communication.md"
 

@@ -207,7 +207,9 @@ def test_what_methods_send_stands_beside_what_it_buys(write_study, launched, tmp
         "Layerwise": {"exchange.protocol": "layerwise"},
         "Match": {"exchange.protocol": "server-match", "exchange.format": "int8"},
     }
-    study = load_study(write_study(methods=methods, rivals=[], hubness=[], pareto=["Match"]))
+    study = load_study(
+        write_study(methods=methods, rivals=[], hubness=[], pareto=["Published", "Match"])
+    )
     out = tmp_path / "out"
     run_study(study, out, lambda line: None)
     text = write_communication(study, out).read_text()
