@@ -106,38 +106,29 @@ class MeteredGrid(Grid):
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Send messages, enter them, and return their ids."""
         messages = list(messages)
-        entries = [self._entry(message, DOWN, *_about(message)) for message in messages]
+        entries = [self._sent(message) for message in messages]
         sent = messages if self.references is None else [*map(self.references.put, messages)]
         ids = list(self.inner.push_messages(sent))
         for identity, entry in zip(ids, entries, strict=False):
             # Flower has None where it took no message.
             if identity:
-                self.ledger.entries.append(entry)
-                self._asked[identity] = (entry.phase, entry.user, entry.message)
+                self._enter(identity, entry)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
         """Fetch replies, and enter them."""
-        replies = list(self.inner.pull_messages(message_ids))
-        for reply in replies:
-            about = self._asked.get(reply.metadata.reply_to_message_id, (NO_PHASE, "", ""))
-            self.ledger.entries.append(self._entry(reply, UP, *about))
-        return replies
+        return self._received(self.inner.pull_messages(message_ids))
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> list[Message]:
         """Send messages to nodes and return their replies; both are entered."""
         messages = list(messages)
-        entries = [self._entry(message, DOWN, *_about(message)) for message in messages]
+        entries = [self._sent(message) for message in messages]
         replies = list(self.inner.send_and_receive(messages, timeout=timeout))
-        self.ledger.entries += entries
         for message, entry in zip(messages, entries, strict=True):
-            self._asked[message.metadata.message_id] = (entry.phase, entry.user, entry.message)
-        for reply in replies:
-            about = self._asked.get(reply.metadata.reply_to_message_id, (NO_PHASE, "", ""))
-            self.ledger.entries.append(self._entry(reply, UP, *about))
-        return replies
+            self._enter(message.metadata.message_id, entry)
+        return self._received(replies)
 
     def get_node_ids(self) -> list[int]:
         """Pass on to Flower's grid."""
@@ -156,10 +147,20 @@ class MeteredGrid(Grid):
         """Create a message; deprecated in Flower."""
         return self.inner.create_message(*args, **kwargs)
 
-    def _entry(self, message: Message, direction: str, phase: str, user: str, kind: str) -> Entry:
-        failed = message.has_error()
-        sizes = self._sizes.of(message)
-        return Entry(phase, user, kind, direction, *sizes, error=failed)
+    def _sent(self, message: Message) -> Entry:
+        return Entry(*_about(message), DOWN, *self._sizes.of(message))
+
+    def _enter(self, identity: str, entry: Entry) -> None:
+        self.ledger.entries.append(entry)
+        self._asked[identity] = (entry.phase, entry.user, entry.message)
+
+    def _received(self, replies: Iterable[Message]) -> list[Message]:
+        replies = list(replies)
+        for reply in replies:
+            about = self._asked.get(reply.metadata.reply_to_message_id, (NO_PHASE, "", ""))
+            sizes = self._sizes.of(reply)
+            self.ledger.entries.append(Entry(*about, UP, *sizes, error=reply.has_error()))
+        return replies
 
 
 def _about(message: Message) -> tuple[str, str, str]:

@@ -198,7 +198,8 @@ def _sharing(config: Config, facts: Facts, sizes: Sizes, full: Sizes, once: Cost
         met = max(met, facts.sharers)
     if name == "retrieval":
         total += _times(embedding, facts.sharers) + _times(once, max(0, facts.sharers - met))
-    if name == "per-pcs" and config.assembly.scorer != "published":
+    asks_at_large = config.assembly.scorer != "published" or "popularity" in config.rules
+    if name == "per-pcs" and asks_at_large:
         users = facts.base or facts.candidates
         total += _times(Cost(0, full.population(), 1) + once, users)
     return total
