@@ -94,7 +94,7 @@ def memory_of(folder: Path) -> dict[str, float]:
     """Return megabytes: the server's at the start of the exchange, its growth, the workers'."""
     events = [e for e in read_lines(folder / "events.jsonl") if e["event"] == "phase"]
     found = [e["memory"] for e in events if e["phase"].startswith(EXCHANGES)]
-    workers = [row["memory"] for row in read_lines(folder / "workers.jsonl")]
+    workers = [row.get("memory", 0) for row in read_lines(folder / "workers.jsonl")]
     times = [e["time"] for e in events if e["phase"].startswith(EXCHANGES)]
     return {
         "server_mb": round(found[0] / 1e6),
