@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAvg
 from peft import LoraConfig, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from fl_perpcs import client_app, gates, messages, node, server_app, users
+from fl_perpcs import client_app, messages, node, server_app, training
 from fl_perpcs.assembly import cook
 from fl_perpcs.config import ConfigError, load_config
 from fl_perpcs.data import open_source
@@ -168,14 +168,13 @@ def test_the_base_llm_is_loaded_once_in_a_worker_and_adapted_there(small_config,
 
 
 def test_every_training_job_has_a_seed_of_its_own(small_config, monkeypatch):
-    seeds = []
-    for module in (users, gates):
+    seeds, batches = [], training._batches
 
-        def spy(*args, seed, fit=module.fit, **options):
-            seeds.append(seed)
-            return fit(*args, seed=seed, **options)
+    def spy(encoded, size, pad, seed):
+        seeds.append(seed)
+        return batches(encoded, size, pad, seed)
 
-        monkeypatch.setattr(module, "fit", spy)
+    monkeypatch.setattr(training, "_batches", spy)
     federation(small_config({"adaptation.rounds": 2, "sharers.selection": "random"}))
     # Two rounds of 3 base users, adapters and gates of 3 sharers, adapters of 3 targets.
     assert len(seeds) == len(set(seeds)) == 6 + 6 + 3
