@@ -5,7 +5,7 @@
 A small federation makes a pool, which is blown up to the wanted number of sharers: each a real
 sharer's pieces with noise of a tenth of their spread. Then few and many targets assemble from it
 with each protocol, in Flower runs. The ServerApp writes down its memory with every message that
-comes back; growth is from the first to the largest value while targets exchange.
+comes back: growth is from the first value while targets exchange to the largest, and at the end.
 """
 
 import argparse
@@ -91,7 +91,7 @@ def blown_up(pool: Pool, sharers: int) -> Pool:
 
 
 def memory_of(folder: Path) -> dict[str, float]:
-    """Return megabytes: the server's at the start of the exchange, its growth, the workers'."""
+    """Return megabytes: the server's at the start, its growth, the largest worker's."""
     events = [e for e in read_lines(folder / "events.jsonl") if e["event"] == "phase"]
     found = [e["memory"] for e in events if e["phase"].startswith(EXCHANGES)]
     workers = [row.get("memory", 0) for row in read_lines(folder / "workers.jsonl")]
@@ -99,6 +99,7 @@ def memory_of(folder: Path) -> dict[str, float]:
     return {
         "server_mb": round(found[0] / 1e6),
         "growth_mb": round((max(found) - found[0]) / 1e6),
+        "at_end_mb": round((found[-1] - found[0]) / 1e6),
         "worker_mb": round(max(workers) / 1e6),
         "seconds": round(times[-1] - times[0], 1),
     }
