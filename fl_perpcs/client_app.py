@@ -169,7 +169,7 @@ def evaluate_base(message: Message, context: Context) -> Message:
 def lacking(message: Message, context: Context) -> Message:
     """Tell which pieces of the pool a target's cache lacks."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    wanted = caching.lacking(job, tensors_of(message, "digests"))
+    wanted = caching.lacking(job, context.run_id, tensors_of(message, "digests"))
     return _asked(message, job, start, wanted)
 
 
@@ -218,7 +218,7 @@ def evaluate_assembled(message: Message, context: Context) -> Message:
     start, job = time.perf_counter(), open_job(message, context, target=True)
     stacks = unpack_pool(message, job.lm.fingerprint)
     if job.config.exchange.cache:
-        stacks = caching.completed(job, stacks)
+        stacks = caching.completed(job, context.run_id, stacks)
     recipe, trained = users.assemble_from(job, stacks, unpack_tensors(message, "population"))
     return _with_recipe(message, job, start, recipe, trained)
 

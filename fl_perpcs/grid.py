@@ -204,7 +204,7 @@ class UserGrid(Grid):
             group_id=message.metadata.group_id,
         )
         ids = list(self.inner.push_messages([sent]))
-        if not ids:
+        if not ids or not ids[0]:  # Flower has None for a message that it refused
             raise PhaseError(f"phase {self.phase!r}: Flower took no message for user {user!r}")
         return ids[0]
 

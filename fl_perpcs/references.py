@@ -16,7 +16,9 @@ from safetensors.numpy import load_file, save_file
 from fl_perpcs.errors import PerPcsError
 
 SHARED = ("pool",)
-"""Keys of the records that are the same for everybody."""
+"""Keys of records that are the same for everybody …"""
+SHARED_IN = ("evaluate.assembled", "evaluate.lorahub", "query.choose")
+"""… in messages of these types; in others they hold what a user asked for."""
 FOLDER = "by-reference"
 FILE = "file"
 
@@ -30,6 +32,8 @@ class References:
 
     def put(self, message: Message) -> Message:
         """Return a message with each shared record replaced by a reference to a file."""
+        if message.metadata.message_type not in SHARED_IN:
+            return message
         content = dict(message.content)
         for key in SHARED:
             record = message.content.array_records.get(key)

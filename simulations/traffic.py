@@ -129,7 +129,8 @@ def facts_of(folder: Path) -> Facts:
             wanted = [len(recipe.get(site, {})) for recipe in recipes]
             asked[site] = sum(min(n, w + config.exchange.decoys) for w in wanted) / len(wanted)
     how = config.assembly
-    limits = [n for n in (how.max_history, config.roles.max_history) if n]
+    roles_limits = (config.roles.max_history, config.roles.target_history)
+    limits = [n for n in (how.max_history, *roles_limits) if n]
     lengths = [min([results["history"][user], *limits]) for user in roles["targets"]]
     rows = [1 if how.per == "history" else ceil(n / how.batch_size) for n in lengths]
     return Facts(

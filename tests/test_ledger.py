@@ -251,7 +251,9 @@ def test_a_shared_record_is_written_once_and_read_back(tmp_path):
     pool = ArrayRecord({"a": Array(np.arange(6, dtype=np.int8).reshape(2, 3))})
     references = References(tmp_path)
     sent = [
-        references.put(Message(RecordDict({"pool": pool, "e": envelope("u", "p")}), 1, "query.x"))
+        references.put(
+            Message(RecordDict({"pool": pool, "e": envelope("u", "p")}), 1, "query.choose")
+        )
         for _ in range(3)
     ]
     assert len(list((tmp_path / "by-reference").iterdir())) == 1

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from fl_perpcs.disk import Drawer
 from fl_perpcs.exchange.asking import Asking
-from fl_perpcs.node import Job
+from fl_perpcs.node import Job, exchange_drawer
 from fl_perpcs.pool import Stack, stacks_of
 
 
-def lacking(job: Job, digests: Mapping[str, Tensor]) -> Asking:
+def lacking(job: Job, run: int, digests: Mapping[str, Tensor]) -> Asking:
     """Ask for the pieces of a pool that the cache lacks.
 
     Parameters
@@ -20,7 +20,8 @@ def lacking(job: Job, digests: Mapping[str, Tensor]) -> Asking:
         As :func:`fl_perpcs.exchange.broadcast.piece_digests` has them.
     """
     drawer = _cache(job)
-    drawer.put("offer", dict(digests))
+    # Of this run alone: another may offer another pool in the meantime.
+    exchange_drawer(job, run).put("offer", dict(digests))
     known = set(drawer.take("pieces")[1]) if drawer.has("pieces") else set()
     request = {
         site: tuple(sharer for sharer, digest in found if f"{site} {digest}" not in known)
@@ -29,11 +30,13 @@ def lacking(job: Job, digests: Mapping[str, Tensor]) -> Asking:
     return Asking({site: wanted for site, wanted in request.items() if wanted}, more=False)
 
 
-def completed(job: Job, pieces: Mapping[str, Stack]) -> dict[str, Stack]:
+def completed(job: Job, run: int, pieces: Mapping[str, Stack]) -> dict[str, Stack]:
     """Return the whole pool that was offered, from what came and the cache, and cache it."""
     drawer = _cache(job)
     held: dict[str, Tensor] = drawer.take("pieces")[0] if drawer.has("pieces") else {}
-    offer = _digests(drawer.take("offer")[0])
+    offered = exchange_drawer(job, run)
+    offer = _digests(offered.take("offer")[0])
+    offered.clear()
     # What was sent is known by the sender's digests, whatever the wire format did to it.
     for site, stack in pieces.items():
         digest_of = dict(offer[site])
