@@ -5,7 +5,7 @@ written by the server, which knows whom it asked.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -215,10 +215,30 @@ def pack_request(request: Request, sites: Sequence[str]) -> ArrayRecord:
 
 def unpack_request(message: Message, sites: Sequence[str]) -> Request:
     """Read a request back; sites of which nothing is asked are left out."""
-    tensors = tensors_of(message, REQUEST)
-    names = iter([number_name(number) for number in tensors["sharers"].tolist()])
-    counts = zip(sites, tensors["counts"].tolist(), strict=True)
+    names, counts = _sparse(tensors_of(message, REQUEST), sites)
     return {site: tuple(next(names) for _ in range(count)) for site, count in counts if count}
+
+
+def _sparse(
+    tensors: Mapping[str, torch.Tensor], sites: Sequence[str]
+) -> tuple[Iterator[str], list[tuple[str, int]]]:
+    """Return the sharers of all sites in a row, and how many are each site's.
+
+    Raises
+    ------
+    PerPcsError
+        If they do not add up.
+    """
+    counts = tensors.get("counts", torch.empty(0)).tolist()
+    numbers = tensors.get("sharers", torch.empty(0)).tolist()
+    weights = len(tensors["weights"]) if "weights" in tensors else len(numbers)
+    if len(counts) != len(sites) or sum(counts) != len(numbers) or weights != len(numbers):
+        raise PerPcsError(
+            f"a request or recipe names {len(numbers)} sharers for {len(counts)} sites,"
+            f" expected {sum(counts)} for {len(sites)}"
+        )
+    names = iter([number_name(int(number)) for number in numbers])
+    return names, [(site, int(count)) for site, count in zip(sites, counts, strict=True)]
 
 
 def pack_recipe(recipe: Recipe, sites: Sequence[str]) -> ArrayRecord:
@@ -231,9 +251,8 @@ def pack_recipe(recipe: Recipe, sites: Sequence[str]) -> ArrayRecord:
 def unpack_recipe(message: Message, sites: Sequence[str]) -> Recipe:
     """Read a recipe back, with sharers as numbers."""
     tensors = tensors_of(message, RECIPE)
-    names = iter([number_name(number) for number in tensors["sharers"].tolist()])
+    names, counts = _sparse(tensors, sites)
     weights = iter(tensors["weights"].tolist())
-    counts = zip(sites, tensors["counts"].tolist(), strict=True)
     return {
         site: {next(names): next(weights) for _ in range(count)} for site, count in counts if count
     }

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -193,6 +193,14 @@ def test_a_recipe_comes_back_in_its_order_with_weights_of_32_bits():
 def test_a_request_comes_back(numbers):
     request = {site: tuple(f"{n:06d}" for n in found) for site, found in numbers.items() if found}
     assert unpack_request(message(request=pack_request(request, SITES)), SITES) == request
+
+
+@pytest.mark.parametrize("key", ["counts", "sharers"])
+def test_a_request_that_does_not_add_up_is_refused(key):
+    record = pack_request({SITES[0]: ("000001", "000002"), SITES[2]: ("000001",)}, SITES)
+    record[key] = Array(record[key].numpy()[:-1].copy())
+    with pytest.raises(PerPcsError, match=r"names \d sharers for \d sites, expected"):
+        unpack_request(message(request=record), SITES)
 
 
 def test_numbers_of_a_config_record_are_read_too():
