@@ -289,7 +289,8 @@ def tensors_of(message: Message, key: str) -> dict[str, torch.Tensor]:
     PerPcsError
         If it has none under that key.
     """
-    if key in message.content.config_records:
+    # Only the pool is ever sent by reference, and only to clients: a reply cannot name a file.
+    if key == POOL and key in message.content.config_records:
         return decode(referred(message.content.config_records[key]))
     return _unpack(arrays_of(message, key))
 
