@@ -91,7 +91,7 @@ def refused(
     shares : mapping of str to sequence of Piece
         Pieces by sharer, each fit for the pool.
     rules : sequence of str
-        Out of :data:`RULES`.
+        Out of :data:`fl_perpcs.config.RULES`.
     population : mapping of str to Tensor, optional
         The population's query of each site, (d_in,), for ``popularity``.
     """

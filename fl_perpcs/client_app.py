@@ -5,7 +5,7 @@ A message concerns one user. What each message and reply holds is listed in docs
 
 import time
 
-from flwr.app import Array, ArrayRecord, Context, Message
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
 from fl_perpcs import users
@@ -16,7 +16,6 @@ from fl_perpcs.exchange import asking, caching, matching
 from fl_perpcs.lm import put_adapter
 from fl_perpcs.messages import (
     RECIPE,
-    adapter_of,
     answer,
     arrays_of,
     fill_factors,
@@ -69,8 +68,7 @@ def hello(message: Message, context: Context) -> Message:
 def embed(message: Message, context: Context) -> Message:
     """Embed a candidate's history."""
     start, job = time.perf_counter(), open_job(message, context)
-    embedding = users.history_embedding(job)
-    arrays = ArrayRecord({"embedding": Array(embedding.numpy())})
+    arrays = pack_tensors({"embedding": users.history_embedding(job)})
     return answer(message, arrays=arrays, worker=worker_facts(start))
 
 
@@ -220,7 +218,7 @@ def evaluate_assembled(message: Message, context: Context) -> Message:
     if job.config.exchange.cache:
         stacks = caching.completed(job, context.run_id, stacks)
     recipe, trained = users.assemble_from(job, stacks, unpack_tensors(message, "population"))
-    return _with_recipe(message, job, start, recipe, trained)
+    return _with_recipe(message, job, start, recipe, trained, _kept(job, recipe))
 
 
 @app.evaluate("delivered")
@@ -230,14 +228,14 @@ def evaluate_delivered(message: Message, context: Context) -> Message:
     pieces = unpack_pool(message, job.lm.fingerprint)
     recipe, stacks, trained = asking.finish(job, context.run_id, pieces)
     trained += users.settle(job, cook(recipe, stacks, job.config.assembly.merge))
-    return _with_recipe(message, job, start, recipe, trained)
+    return _with_recipe(message, job, start, recipe, trained, _kept(job, recipe))
 
 
 @app.evaluate("finished")
 def evaluate_finished(message: Message, context: Context) -> Message:
     """Take the adapter that the server assembled, and answer a target's queries."""
     start, job = time.perf_counter(), open_job(message, context, target=True)
-    adapter = adapter_of(tensors_of(message, "adapter"))
+    adapter = unpack_adapter(arrays_of(message, "adapter"))
     trained = users.settle(job, adapter)
     stored = FLOAT_BYTES * sum(factor.numel() for both in adapter.values() for factor in both)
     return _evaluated(message, job, start, trained, stored)
@@ -257,7 +255,7 @@ def evaluate_lorahub(message: Message, context: Context) -> Message:
     start, job = time.perf_counter(), open_job(message, context, target=True)
     recipe = users.search_adapter(job, unpack_pool(message, job.lm.fingerprint))
     trained = len({sharer for weights in recipe.values() for sharer in weights})
-    return _with_recipe(message, job, start, recipe, trained)
+    return _with_recipe(message, job, start, recipe, trained, recipe_bytes(recipe))
 
 
 @app.evaluate("given")
@@ -310,10 +308,16 @@ def _queries(message: Message, job: Job, start: float, queries: Queries, more: b
     )
 
 
-def _with_recipe(message: Message, job: Job, start: float, recipe: Recipe, trained: int) -> Message:
-    """Answer the queries, and report the recipe; an adapter that was tuned is stored instead."""
-    tuned = job.config.strategy.name == "per-pcs" and job.config.tuning.factors != "none"
-    stored = FLOAT_BYTES * users.trained_numbers(job) if tuned else recipe_bytes(recipe)
+def _kept(job: Job, recipe: Recipe) -> int:
+    """Return the bytes of what a target keeps: its recipe, or the adapter if that was tuned."""
+    tuned = job.config.tuning.factors != "none"
+    return FLOAT_BYTES * users.trained_numbers(job) if tuned else recipe_bytes(recipe)
+
+
+def _with_recipe(
+    message: Message, job: Job, start: float, recipe: Recipe, trained: int, stored: int
+) -> Message:
+    """Answer the queries, and report the recipe."""
     reply = _evaluated(message, job, start, trained, stored)
     reply.content[RECIPE] = pack_recipe(recipe, list(job.lm.sites))
     return reply

@@ -12,7 +12,7 @@ from fl_perpcs.ranking import rank
 from fl_perpcs.tasks import Task
 from fl_perpcs.tasks.metrics import score
 from fl_perpcs.text import encode, encode_prompt, in_batches
-from fl_perpcs.training import mean_loss
+from fl_perpcs.training import mean_loss, seeded
 
 
 @dataclass(frozen=True)
@@ -131,8 +131,7 @@ def generate(
         else {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
     )
     answers: list[str] = []
-    with torch.random.fork_rng(devices=[lm.device] if lm.device.type == "cuda" else []):
-        torch.manual_seed(seed)
+    with seeded(lm.device, seed):
         for start in range(0, len(fitting), how.batch_size):
             batch = lm.tokenizer.pad(
                 {"input_ids": fitting[start : start + how.batch_size]},

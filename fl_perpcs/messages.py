@@ -118,9 +118,9 @@ def arrays_of(message: Message, key: str = "arrays") -> ArrayRecord:
     return record
 
 
-def pack_adapter(adapter: Adapter) -> ArrayRecord:
+def pack_adapter(adapter: Adapter, how: str = "float32") -> ArrayRecord:
     """Write an adapter as arrays ``<site>.lora_A`` and ``<site>.lora_B``."""
-    return pack_factors(adapter, "AB")
+    return _pack(name_factors(adapter), how)
 
 
 def unpack_adapter(record: ArrayRecord) -> Adapter:
@@ -297,8 +297,7 @@ def tensors_of(message: Message, key: str) -> dict[str, torch.Tensor]:
 
 def unpack_tensors(message: Message, key: str) -> dict[str, torch.Tensor] | None:
     """Read named tensors back; None if the message has none under that key."""
-    record = message.content.array_records.get(key)
-    return None if record is None else _unpack(record)
+    return tensors_of(message, key) if key in message.content else None
 
 
 def _pack(tensors: Mapping[str, torch.Tensor], how: str = "float32") -> ArrayRecord:

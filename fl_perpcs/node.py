@@ -225,8 +225,11 @@ def _adaptation(message: Message) -> tuple[str, Callable[[], Adapter]]:
     if ADAPTATION in message.content.array_records:
         adapter = unpack_adapter(arrays_of(message, ADAPTATION))
         digest = adapter_digest(adapter)
-        # Written again if it is there, so that it does not count as old.
-        Drawer("adaptation", digest).put("adapter", name_factors(adapter))
+        drawer = Drawer("adaptation", digest)
+        if drawer.has("adapter"):
+            drawer.keep()
+        else:
+            drawer.put("adapter", name_factors(adapter))
         return digest, lambda: adapter
     record = message.content.config_records.get(ADAPTATION, ConfigRecord())
     digest = str(record.get("digest", ""))

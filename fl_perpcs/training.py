@@ -93,9 +93,7 @@ def fit(
     start = [p.detach().clone() for p in parameters] if proximal_mu else []
     optimizer, schedule = optimizer_of(parameters, settings)
     losses = []
-    devices = [device] if device.type == "cuda" else []
-    with only_training(model, parameters), torch.random.fork_rng(devices):
-        torch.manual_seed(seed)
+    with only_training(model, parameters), seeded(device, seed):
         stream = _batches(encoded, settings.batch_size, pad, seed)
         for _ in range(settings.steps):
             step_loss = 0.0
@@ -162,6 +160,14 @@ def _add_proximal_gradient(
         for parameter, origin in zip(parameters, start, strict=True):
             if parameter.grad is not None:
                 parameter.grad += mu * (parameter - origin)
+
+
+@contextmanager
+def seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """Seed torch's global generators of the CPU and a device, and put them back afterwards."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 @contextmanager

@@ -202,7 +202,7 @@ def _sharing(config: Config, facts: Facts, sizes: Sizes, full: Sizes, once: Cost
     asks_at_large = config.assembly.scorer != "published" or "popularity" in config.rules
     if name == "per-pcs" and asks_at_large:
         users = facts.base or facts.candidates
-        total += _times(Cost(0, full.population(), 1) + once, users)
+        total += _times(Cost(0, full.queries(), 1) + once, users)
     return total
 
 

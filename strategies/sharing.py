@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fl_perpcs.admission import guarded
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.messages import arrays_of, info_of, unpack_pieces, unpack_tensors
+from fl_perpcs.messages import arrays_of, info_of, tensors_of, unpack_pieces
 from fl_perpcs.phases import Phase, Setting
 from fl_perpcs.pieces import Piece
 from fl_perpcs.pool import Pool, load_pool, save_pool
@@ -41,7 +41,7 @@ def embeddings_of(users: tuple[str, ...]) -> Generator[Phase, None, dict[str, to
     embeddings: dict[str, torch.Tensor] = {}
 
     def collect(user: str, reply: Message) -> None:
-        embeddings[user] = torch.from_numpy(arrays_of(reply)["embedding"].numpy().copy())
+        embeddings[user] = tensors_of(reply, "arrays")["embedding"]
 
     yield Phase("embed", "query.embed", users, collect)
     return embeddings
@@ -93,7 +93,7 @@ def population_of(setting: Setting) -> Generator[Phase, None, dict[str, torch.Te
     sums: dict[str, torch.Tensor] = {}
 
     def add(user: str, reply: Message) -> None:
-        for site, query in (unpack_tensors(reply, "arrays") or {}).items():
+        for site, query in tensors_of(reply, "arrays").items():
             sums[site] = sums.get(site, torch.zeros(())) + query
 
     yield Phase("population", "query.site_queries", users, add)

@@ -70,6 +70,14 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def without_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing takes longer than the run."""
+    from fl_perpcs import server_app
+
+    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+
+
 @pytest.fixture(scope="session")
 def tokenizer() -> PreTrainedTokenizerFast:
     """One token for each word, no token added at either end."""

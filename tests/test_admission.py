@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_federation import federation
 
-from fl_perpcs import client_app, server_app, users
+from fl_perpcs import client_app, users
 from fl_perpcs.admission import FAR, guarded, refused
 from fl_perpcs.config import RULES, ConfigError, load_config
 from fl_perpcs.errors import PerPcsError
@@ -22,9 +22,7 @@ SPEC = PoolSpec(2, 4.0, SITES)
 NAMES = [f"user-{n}" for n in range(10)]
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def honest(seed: int) -> list[Piece]:

@@ -18,6 +18,7 @@ from fl_perpcs.assembly import (
     select,
     site_query,
 )
+from fl_perpcs.assembly.merging import as_choice
 from fl_perpcs.config import AssemblySection
 from fl_perpcs.lm import LM, put_adapter, shapes_of, take_adapter
 from fl_perpcs.pieces import Factors, Piece
@@ -191,7 +192,7 @@ def test_one_piece_of_weight_one_comes_back_bit_for_bit(n, rank, d_in, d_out, se
     which = seed % n
     for how in ("factor", "delta"):
         for weights in (
-            {which: 1.0},
+            as_choice(stack, {stack.sharers[which]: 1.0}),
             Choice(torch.tensor([which]), torch.tensor([1.0])),
         ):
             merged = merge(stack, weights, how)
@@ -212,19 +213,20 @@ def test_a_delta_merge_is_the_sum_of_updates_and_a_factor_merge_of_factors(
 ):
     stack = random_stack(len(weights) + 1, rank, d_in, d_out, seed)
     chosen = {i + 1: w for i, w in enumerate(weights)}
+    choice = as_choice(stack, {stack.sharers[i]: w for i, w in chosen.items()})
     A, B = stack.A.double(), stack.B.double()
     double = replace(stack, A=A, B=B)
 
-    delta = merge(double, chosen, "delta")
+    delta = merge(double, choice, "delta")
     assert delta.A.shape == (len(weights) * rank, d_in)
     expected = sum(w * B[i] @ A[i] for i, w in chosen.items())
     torch.testing.assert_close(delta.B @ delta.A, expected, atol=1e-12, rtol=1e-12)
 
-    factor = merge(double, chosen, "factor")
+    factor = merge(double, choice, "factor")
     torch.testing.assert_close(factor.A, sum(w * A[i] for i, w in chosen.items()))
     torch.testing.assert_close(factor.B, sum(w * B[i] for i, w in chosen.items()))
 
-    single = merge(stack, chosen, "delta")
+    single = merge(stack, choice, "delta")
     torch.testing.assert_close((single.B @ single.A).double(), expected, atol=1e-4, rtol=1e-4)
 
 

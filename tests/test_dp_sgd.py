@@ -10,7 +10,6 @@ import torch
 from test_assembly import HISTORY, PAD
 from test_federation import federation
 
-from fl_perpcs import server_app
 from fl_perpcs.config import (
     AdapterSection,
     ConfigError,
@@ -48,9 +47,7 @@ def lm(make_lm):
     return found
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def rdp_epsilon(noise: float, delta: float, jobs: list[tuple[float, int]]) -> float:

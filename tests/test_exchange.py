@@ -40,9 +40,7 @@ AT_HOME = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 @pytest.fixture

@@ -25,9 +25,7 @@ from fl_perpcs.runs import create_run
 QUICK = {"evaluation.references": "", "evaluation.resamples": 0, "run.timeout": 2.0}
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def serialized(message: Message) -> int:

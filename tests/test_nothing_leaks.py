@@ -32,9 +32,7 @@ PROTOCOLS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 @pytest.fixture

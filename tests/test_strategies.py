@@ -30,9 +30,7 @@ HISTORY = 1000  # stands for the history items of a target
 ROUNDS = {"averaging.rounds": 2, "averaging.steps": 2, "averaging.batch-size": 2}
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def changes_for(name: str, tmp_path) -> dict:

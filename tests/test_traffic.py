@@ -4,7 +4,6 @@ import pytest
 from test_federation import federation
 from test_strategies import changes_for
 
-from fl_perpcs import server_app
 from fl_perpcs.config import load_config
 from fl_perpcs.exchange.costs import stages_of
 from fl_perpcs.ledger import read_ledger
@@ -39,9 +38,7 @@ OTHERS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def without_report(monkeypatch):
-    monkeypatch.setattr(server_app, "write_report", lambda folder: None)
+pytestmark = pytest.mark.usefixtures("without_report")
 
 
 def check(folder) -> None:

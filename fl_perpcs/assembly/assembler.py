@@ -3,18 +3,15 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
-from fl_perpcs.assembly.choosing import Choice, select
 from fl_perpcs.assembly.looking import learn_mixing, rerank
-from fl_perpcs.assembly.merging import Recipe, keep, normalized, on_device, whole
-from fl_perpcs.assembly.passes import Queries, assemble, history_queries, score_pool
-from fl_perpcs.assembly.scoring import mean_over_sites, with_fit
+from fl_perpcs.assembly.merging import Recipe, keep, named, normalized, on_device, whole
+from fl_perpcs.assembly.passes import Queries, assemble, choose_by, history_queries, score_pool
+from fl_perpcs.assembly.scoring import mean_over_sites
 from fl_perpcs.config import AssemblySection, Config
 from fl_perpcs.lm import LM
 from fl_perpcs.pool import Stack
-from fl_perpcs.seeds import derive_seed
 from fl_perpcs.text import Encoded, in_batches
 
 
@@ -146,17 +143,7 @@ def finish_recipe(
 
 def choose_once(found: Narrowed, how: AssemblySection, seed: int) -> Recipe:
     """Choose once over the whole history, by the scores of the first pass."""
-    recipe = {}
-    for site, stack in found.stacks.items():
-        scores = with_fit(found.scores[site], stack.sharers, found.fit)
-        generator = torch.Generator().manual_seed(derive_seed(seed, site))
-        recipe[site] = named(select(scores, how, generator), stack)
-    return recipe
-
-
-def named(choice: Choice, stack: Stack) -> dict[str, float]:
-    """Return a choice as weights by sharer, best first."""
     return {
-        stack.sharers[i]: weight
-        for i, weight in zip(choice.indices.tolist(), choice.weights.tolist(), strict=True)
+        site: named(stack, choose_by(found.scores[site], site, stack, how, seed, found.fit))
+        for site, stack in found.stacks.items()
     }

@@ -35,14 +35,29 @@ def delta(stack: Stack, choice: Choice) -> Factors:
 _BUILT_IN: dict[str, Merge] = dict(zip(NAMES, (factor, delta), strict=True))
 
 
-def merge(stack: Stack, weights: Mapping[int, float] | Choice, how: str) -> Factors:
+def as_choice(stack: Stack, weights: Mapping[str, float]) -> Choice:
+    """Return the pieces of some sharers with their weights; the inverse of :func:`named`."""
+    at = [stack.sharers.index(sharer) for sharer in weights]
+    return Choice(
+        torch.tensor(at, dtype=torch.long, device=stack.A.device),
+        torch.tensor(list(weights.values()), device=stack.A.device),
+    )
+
+
+def named(stack: Stack, choice: Choice) -> dict[str, float]:
+    """Return a choice as weights by sharer, best first."""
+    chosen = zip(choice.indices.tolist(), choice.weights.tolist(), strict=True)
+    return {stack.sharers[i]: weight for i, weight in chosen}
+
+
+def merge(stack: Stack, choice: Choice, how: str) -> Factors:
     """Merge weighted pieces of one site.
 
     Parameters
     ----------
     stack : Stack
-    weights : Choice or mapping of int to float
-        Which pieces of the stack, with which weight. Gradients flow into a Choice's weights.
+    choice : Choice
+        Which pieces of the stack, with which weight. Gradients flow into the weights.
     how : str
         As ``assembly.merge``: :func:`factor`, :func:`delta` or a plug-in.
 
@@ -51,12 +66,7 @@ def merge(stack: Stack, weights: Mapping[int, float] | Choice, how: str) -> Fact
     Factors
         One piece of weight 1 comes back bit for bit.
     """
-    if not isinstance(weights, Choice):
-        weights = Choice(
-            torch.tensor(list(weights), dtype=torch.long, device=stack.A.device),
-            torch.tensor(list(weights.values()), device=stack.A.device),
-        )
-    merged: Factors = find("assembly.merge", how, _BUILT_IN)(stack, weights)
+    merged: Factors = find("assembly.merge", how, _BUILT_IN)(stack, choice)
     return merged
 
 
@@ -76,11 +86,7 @@ def cook(recipe: Recipe, stacks: Mapping[str, Stack], how: str) -> Adapter:
     Adapter
     """
     return {
-        site: merge(
-            stacks[site],
-            {stacks[site].sharers.index(sharer): weight for sharer, weight in weights.items()},
-            how,
-        )
+        site: merge(stacks[site], as_choice(stacks[site], weights), how)
         for site, weights in recipe.items()
     }
 

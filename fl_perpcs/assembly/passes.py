@@ -45,7 +45,20 @@ def choose_at(
     Sampled selections draw by seed and site, so it does not matter which site comes first.
     """
     scores = _scores(find_scorer(how.scorer), stack, site, query, how, population)
-    generator = torch.Generator().manual_seed(derive_seed(seed, site))
+    return choose_by(scores, site, stack, how, seed, fit)
+
+
+def choose_by(
+    scores: Tensor,
+    site: str,
+    stack: Stack,
+    how: AssemblySection,
+    seed: int,
+    fit: Mapping[str, float] | None = None,
+) -> Choice:
+    """Choose among the pieces of one site by their scores, (n,), as :func:`choose_at` does."""
+    sampled = how.selection.startswith("sample")
+    generator = torch.Generator().manual_seed(derive_seed(seed, site)) if sampled else None
     return select(with_fit(scores, stack.sharers, fit), how, generator)
 
 

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_perpcs.assembly import Recipe, Request, merge, on_device, pick
-from fl_perpcs.assembly.assembler import choose_once, finish_recipe, named, narrow
+from fl_perpcs.assembly.assembler import choose_once, finish_recipe, narrow
+from fl_perpcs.assembly.merging import as_choice, named
 from fl_perpcs.assembly.passes import (
     assemble_at_once,
+    averaged,
     batch_queries,
     choose_at,
     history_queries,
@@ -90,7 +92,10 @@ def finish(job: Job, run: int, pieces: Mapping[str, Stack]) -> tuple[Recipe, dic
         _, chosen, stages = _with_pieces(job, drawer, pieces)
         held = [drawer.take(f"pieces-{stage}")[0] for stage in range(stages)]
         stacks = {site: s for tensors in held for site, s in stacks_of(tensors).items()}
-        recipe = _mean(chosen, stacks)
+        recipe = averaged(
+            [{site: as_choice(stack, c[site]) for site, stack in stacks.items()} for c in chosen],
+            stacks,
+        )
     else:
         _, choice = drawer.take("choice")
         recipe, stacks = choice["recipe"], _delivered(pieces, choice["wanted"])
@@ -132,7 +137,7 @@ def _go_on(job: Job, drawer: Drawer, front: Front, chosen: list[Weights], stage:
         for number, row in enumerate(rows):
             batch_seed = derive_seed(seed, number)
             choice = choose_at(site, stacks[site], row, how, batch_seed, population, facts["fit"])
-            chosen[number][site] = named(choice, stacks[site])
+            chosen[number][site] = named(stacks[site], choice)
     wanted = {site: sorted({s for c in chosen for s in c[site]}) for site in queries}
     save_front(drawer, front, chosen=chosen, wanted=wanted, stage=stage)
     return Asking(_with_decoys(job, wanted, gates), more=len(front.asked) < len(stacks))
@@ -155,8 +160,8 @@ def _with_pieces(
     stacks, stage = _delivered(pieces, facts["wanted"]), facts["stage"]
     for number, chosen in enumerate(facts["chosen"]):
         for site, stack in stacks.items():
-            at = {stack.sharers.index(s): weight for s, weight in chosen[site].items()}
-            front.factors[number][site] = merge(stack, at, job.config.assembly.merge)
+            choice = as_choice(stack, chosen[site])
+            front.factors[number][site] = merge(stack, choice, job.config.assembly.merge)
     drawer.put(f"pieces-{stage}", name_stacks(stacks, gates=False))
     return front, facts["chosen"], stage + 1
 
@@ -177,18 +182,6 @@ def _delivered(pieces: Mapping[str, Stack], wanted: Request) -> dict[str, Stack]
                 f"the piece of sharer number {missing[0]} at {site!r} was asked for and not sent"
             )
     return found
-
-
-def _mean(chosen: list[Weights], stacks: Mapping[str, Stack]) -> Recipe:
-    """Return the mean of the batches' weights, as :func:`averaged` does."""
-    recipe: Recipe = {}
-    for site, stack in stacks.items():
-        totals = dict.fromkeys(stack.sharers, 0.0)
-        for weights in chosen:
-            for sharer, weight in weights[site].items():
-                totals[sharer] += weight
-        recipe[site] = {sharer: total / len(chosen) for sharer, total in totals.items() if total}
-    return recipe
 
 
 def _with_decoys(

@@ -94,10 +94,6 @@ class Sizes:
         one = [self._data(((d_in,), -1)) for d_in, _ in self.shapes.values()]
         return rows * sum(one) + self._headers * len(one)
 
-    def population(self) -> float:
-        """Return the bytes of one query of every site."""
-        return sum(self._array(((d_in,), -1)) for d_in, _ in self.shapes.values())
-
     def _shape(self, site: str, part: str) -> tuple[tuple[int, ...], int]:
         """Return the shape of a piece's A, B or gate, and the axis of its rows."""
         d_in, d_out = self.shapes[site]
@@ -117,19 +113,19 @@ class Sizes:
 
 def broadcast(sizes: Sizes, pool: Counts, *, centred: bool = False) -> Cost:
     """Return the cost of the whole pool for one target."""
-    return Cost(sizes.pieces(pool) + centred * sizes.population(), 0, 1)
+    return Cost(sizes.pieces(pool) + centred * sizes.queries(), 0, 1)
 
 
 def cached(sizes: Sizes, pool: Counts, lacking: Counts, *, centred: bool = False) -> Cost:
     """Return the cost of a broadcast to a target that lacks some pieces of the pool."""
     digests = sum(INT * n + HEADER + 16 * n + HEADER for n in pool.values())
-    sent = sizes.pieces(lacking) + centred * Sizes(sizes.shapes, sizes.rank).population()
+    sent = sizes.pieces(lacking) + centred * Sizes(sizes.shapes, sizes.rank).queries()
     return Cost(digests + sent, sizes.request(lacking), 2)
 
 
 def one_shot(sizes: Sizes, pool: Counts, asked: Counts, *, centred: bool = False) -> Cost:
     """Return the cost of gates and one request."""
-    gates = sizes.pieces(pool, factors=False) + centred * sizes.population()
+    gates = sizes.pieces(pool, factors=False) + centred * sizes.queries()
     return Cost(gates + sizes.pieces(asked, gates=False), sizes.request(asked), 2)
 
 

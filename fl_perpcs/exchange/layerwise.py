@@ -7,9 +7,9 @@ q, k, v and o. The server learns which pieces each target asks for, decoys among
 
 from flwr.app import Message, RecordDict
 
-from fl_perpcs.exchange.offer import METHOD, Offer, send_gates, with_recipes
+from fl_perpcs.exchange.offer import METHOD, Offer, send_gates, until_done, with_recipes
 from fl_perpcs.messages import info_of
-from fl_perpcs.phases import Phase, Phases, Setting
+from fl_perpcs.phases import Phases, Setting
 
 
 def layerwise(setting: Setting, offer: Offer) -> Phases:
@@ -27,10 +27,5 @@ def layerwise(setting: Setting, offer: Offer) -> Phases:
         return offer.pack_asked(asked[user], how)
 
     yield send_gates(setting, offer, collect)
-    stage = 0
-    while going_on:
-        stage += 1
-        yield Phase(
-            f"send pieces {stage}", "query.advance", tuple(sorted(going_on)), collect, pieces
-        )
+    yield from until_done(going_on, "send pieces", "query.advance", collect, pieces)
     yield from with_recipes(setting, offer, METHOD, pieces, "delivered")

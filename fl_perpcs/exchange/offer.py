@@ -1,6 +1,6 @@
 """The pool as the server hands it out, and what protocols have in common."""
 
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +89,20 @@ def send_gates(setting: Setting, offer: Offer, collect: Collect) -> Phase:
     gates = offer.pack(setting.config.exchange.format, factors=False)
     targets = setting.roles.targets
     return Phase("send gates", "query.choose", targets, collect, lambda user: RecordDict({**gates}))
+
+
+def until_done(
+    going_on: set[str],
+    name: str,
+    message_type: str,
+    collect: Collect,
+    content: Callable[[str], RecordDict],
+) -> Iterator[Phase]:
+    """Yield a phase for each further stage, with those who are still in ``going_on``."""
+    stage = 0
+    while going_on:
+        stage += 1
+        yield Phase(f"{name} {stage}", message_type, tuple(sorted(going_on)), collect, content)
 
 
 def with_recipes(

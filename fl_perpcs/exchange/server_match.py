@@ -14,10 +14,9 @@ from fl_perpcs.assembly import Recipe, assemble_at_once, choose_at, cook, merge
 from fl_perpcs.assembly.choosing import Choice
 from fl_perpcs.assembly.passes import averaged
 from fl_perpcs.errors import PerPcsError
-from fl_perpcs.exchange.offer import METHOD, Offer
-from fl_perpcs.messages import info_of, pack_tensors, tensors_of
+from fl_perpcs.exchange.offer import METHOD, Offer, until_done
+from fl_perpcs.messages import info_of, pack_adapter, pack_tensors, tensors_of
 from fl_perpcs.phases import Phase, Phases, Setting, evaluation
-from fl_perpcs.pieces import name_factors
 from fl_perpcs.seeds import assembly_seed, derive_seed
 
 
@@ -32,7 +31,7 @@ def server_match(setting: Setting, offer: Offer) -> Phases:
 
     def content(user: str) -> RecordDict:
         adapter = cook(recipes[user], offer.stacks, merge_how)
-        return RecordDict({"adapter": pack_tensors(name_factors(adapter), how)})
+        return RecordDict({"adapter": pack_adapter(adapter, how)})
 
     yield evaluation(setting, METHOD, content, action="finished")
     named = {user: offer.named(recipe) for user, recipe in recipes.items()}
@@ -86,16 +85,13 @@ def _by_stages(setting: Setting, offer: Offer, recipes: dict[str, Recipe]) -> It
             recipes[user] = averaged(choices.pop(user), offer.stacks)
 
     yield Phase("ask for queries", "query.first_queries", setting.roles.targets, collect)
-    stage = 0
-    while going_on:
-        stage += 1
-        yield Phase(
-            f"send factors {stage}",
-            "query.next_queries",
-            tuple(sorted(going_on)),
-            collect,
-            lambda user: RecordDict({"factors": merged[user]}),
-        )
+    yield from until_done(
+        going_on,
+        "send factors",
+        "query.next_queries",
+        collect,
+        lambda user: RecordDict({"factors": merged[user]}),
+    )
 
 
 def queries_of(

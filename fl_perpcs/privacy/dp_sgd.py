@@ -26,7 +26,7 @@ from fl_perpcs.config import AdapterSection, FitSection, GatesSection, PrivacySe
 from fl_perpcs.errors import PerPcsError
 from fl_perpcs.seeds import derive_seed
 from fl_perpcs.text import Encoded, collate
-from fl_perpcs.training import only_training, optimizer_of, response_loss
+from fl_perpcs.training import only_training, optimizer_of, response_loss, seeded
 
 LARGEST_NOISE = 1000.0
 CLOSE = 1e-3
@@ -164,8 +164,7 @@ def fit_privately(
         generator=noise,
     )
     losses = []
-    with only_training(model, parameters), torch.random.fork_rng(_devices(device)):
-        torch.manual_seed(seed)
+    with only_training(model, parameters), seeded(device, seed):
         for _ in range(settings.steps):
             drawn = (torch.rand(len(encoded), generator=draw) < rate).nonzero().flatten().tolist()
             batch = [encoded[i] for i in drawn]
@@ -201,7 +200,3 @@ def _gradients_of_each(
         empty = parameter.new_zeros((0, *parameter.shape))
         parameter.grad_sample = torch.stack(row) if row else empty  # type: ignore[attr-defined]
     return sum(losses) / len(losses) if losses else float("nan")
-
-
-def _devices(device: torch.device) -> list[torch.device]:
-    return [device] if device.type == "cuda" else []
